@@ -71,14 +71,14 @@ def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
     env = {name: facts["config"]["env"][name] for name, row in table if "demo" in row.from_run}
     model = facts["config"]["openai"][0]["model_name"]
     rows = [json.loads(line) for line in tasks_file.read_text("utf-8").splitlines()]
-    whole = {**_earlier(model, env), **_whole(run, env["group_size"])}
-    rows = [row for row in rows if row["task_id"] in whole]
-    kept = [line for row in rows for line in whole[row["task_id"]]]
+    complete = {**_earlier(model, env), **_complete_tasks(run, env["group_size"])}
+    rows = [row for row in rows if row["task_id"] in complete]
+    recorded = [line for row in rows for line in complete[row["task_id"]]]
 
     RECORDING.mkdir(exist_ok=True)
     with lzma.open(RECORDING / _LINES, "wt", preset=9 | lzma.PRESET_EXTREME, encoding="utf-8") as file:
-        file.writelines(_dumps(line) + "\n" for line in kept)
-    counts = {"tasks": len(rows), "rollouts": len(kept)}
+        file.writelines(_dumps(line) + "\n" for line in recorded)
+    counts = {"tasks": len(rows), "rollouts": len(recorded)}
     facts = {"schema": 1, "model": model, **counts, "token_ids": "exact", "env": env}
     (RECORDING / "run.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
     _copy_tasks(rows, tasks_file.parent)
@@ -98,15 +98,15 @@ def _earlier(model: str, env: dict[str, Any]) -> dict[str, list[dict[str, Any]]]
     return by_task
 
 
-def _whole(run: Path, group_size: int) -> dict[str, list[dict[str, Any]]]:
+def _complete_tasks(run: Path, group_size: int) -> dict[str, list[dict[str, Any]]]:
     """Task → its rollouts by index, for tasks of which every rollout was scored."""
     by_task: dict[str, list[dict[str, Any]]] = {}
     with (run / "rollouts.jsonl").open(encoding="utf-8") as file:
         for line in map(json.loads, file):
             if line.get("score") is not None:
                 completions = [{name: c[name] for name in _COMPLETION} for c in line["completions"]]
-                kept = {**{name: line[name] for name in _ROLLOUT}, "completions": completions}
-                by_task.setdefault(line["task_id"], []).append(kept)
+                shortened = {**{name: line[name] for name in _ROLLOUT}, "completions": completions}
+                by_task.setdefault(line["task_id"], []).append(shortened)
     return {
         task: sorted(rollouts, key=lambda line: line["index"])
         for task, rollouts in by_task.items()

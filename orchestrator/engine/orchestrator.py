@@ -78,7 +78,7 @@ class Orchestrator:
             self.maker.agent_spec()  # raises ConfigError
             if run_path is not None:
                 form = self.maker.group_format
-                output = files.enter_context(open_run(self.config, run_path, Tally(), form))
+                output = files.enter_context(open_run(self.config.env, run_path, Tally(), form))
                 await describe(output.run, self.maker, "tasks of a program", output.about)
                 self.observer.writer = output.run
                 self.record_to(output)

@@ -35,7 +35,7 @@ from orchestrator.types import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.rollouts import RolloutSettings
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,12 @@ class GroupFormat:
     tokenizer: Tokenizer | None = None
 
     @classmethod
-    def of(cls, env: EnvSettings, tokenizer: Tokenizer | None) -> GroupFormat:
+    def of(
+        cls, env: RolloutSettings, tokenizer: Tokenizer | None, *, include_messages: bool = True
+    ) -> GroupFormat:
         """As the settings ask for it."""
         return cls(
-            include_messages=env.include_messages,
+            include_messages=include_messages,
             untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
             mixed_versions=env.train_mixed_versions,
             all_segments=env.all_segments,

@@ -16,20 +16,14 @@ from orchestrator.tasks.split import evaluation_tasks, held_share, training_task
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.tasks import TaskSettings
 
 _MAX_HELD = 10_000  # bad tasks before the first good one that are kept for the first reading
 _LONGEST_S = 2.0  # of looking for a held-out task
 _MAX_SHOWN = 8
 
 
-def load_tasks(config: Config) -> Source:
-    """The tasks that a program's settings name: `env.dataset` without what is held out. Raises ConfigError."""
-    return tasks_to_train(config.env)
-
-
-def tasks_to_train(env: EnvSettings) -> Source:
+def tasks_to_train(env: TaskSettings) -> Source:
     """`training_tasks`, at least one of them good. Raises ConfigError, also where nothing is held out as asked."""
     source = _stocked(env, training_tasks(env), held=False)
     _demand_all_names(env, whole_source(env))
@@ -42,14 +36,14 @@ def tasks_to_train(env: EnvSettings) -> Source:
     return source
 
 
-def tasks_to_evaluate(env: EnvSettings) -> Source:
+def tasks_to_evaluate(env: TaskSettings) -> Source:
     """`evaluation_tasks`, at least one of them good. Raises ConfigError."""
     source = _stocked(env, evaluation_tasks(env), held=True)
     _demand_all_names(env, whole_source(env) if held_share(env) else evaluation_tasks(env, filtered=False))
     return source
 
 
-def _stocked(env: EnvSettings, source: Source, *, held: bool) -> Source:
+def _stocked(env: TaskSettings, source: Source, *, held: bool) -> Source:
     """The source. What was read to find a task is not read again by its first reader."""
     stream = iter(source)
     beginning: list[Task | BadTask] = []
@@ -67,7 +61,7 @@ def _stocked(env: EnvSettings, source: Source, *, held: bool) -> Source:
     return Source(source.name, read, source.size)
 
 
-def _demand_all_names(env: EnvSettings, source: Source) -> None:
+def _demand_all_names(env: TaskSettings, source: Source) -> None:
     """Raises ConfigError if a level or tag that is asked for beside others is no task's, as far as is known after
     a while."""
     levels, tags, ends = set(env.levels), set(env.tags), time.monotonic() + _LONGEST_S
@@ -95,7 +89,7 @@ def _holds_nothing(source: Source, share: float) -> bool:
     return True
 
 
-def _reason(env: EnvSettings, source: Source, *, held: bool) -> str:
+def _reason(env: TaskSettings, source: Source, *, held: bool) -> str:
     """Why there is no task; all are read for it."""
     unfiltered = evaluation_tasks(env, filtered=False) if held else training_tasks(env, filtered=False)
     good, first_bad, bad = 0, None, 0

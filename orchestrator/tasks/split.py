@@ -19,23 +19,23 @@ from orchestrator.tasks.selection import Selection, held_out, select
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.tasks import TaskSettings
 
 _HASH = "hash:"
 _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
 
 
-def whole_source(env: EnvSettings) -> Source:
+def whole_source(env: TaskSettings) -> Source:
     """All tasks of `env.split`. Raises ConfigError."""
     return _open(env, env.dataset, env.split)
 
 
-def held_share(env: EnvSettings) -> float | None:
+def held_share(env: TaskSettings) -> float | None:
     """The share that `env.eval_split` holds out by hash; None: it does not."""
     return _share(env.eval_split)
 
 
-def training_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
+def training_tasks(env: TaskSettings, *, filtered: bool = True) -> Source:
     """The tasks of `env.split` that are not held out, selected by the settings. Raises ConfigError.
 
     The same settings give the same tasks at the same places, so a resumed run knows its tasks by their places.
@@ -49,7 +49,7 @@ def training_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
     return _selected(env, source) if filtered else source
 
 
-def evaluation_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
+def evaluation_tasks(env: TaskSettings, *, filtered: bool = True) -> Source:
     """The held-out tasks, or all of `env.split` if none are; selected by the settings. Raises ConfigError."""
     share = _share(env.eval_split)
     if env.eval_split is not None and share is None:
@@ -60,16 +60,16 @@ def evaluation_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
     return _selected(env, source) if filtered else source
 
 
-def tasks_of(env: EnvSettings, run: Mapping[str, Any]) -> Source:
+def tasks_of(env: TaskSettings, run: Mapping[str, Any]) -> Source:
     """The tasks that a run chose from, by its run.json: held-out ones for `evaluate`. Raises ConfigError."""
     return evaluation_tasks(env) if run.get("command") == "evaluate" else training_tasks(env)
 
 
-def _open(env: EnvSettings, dataset: str, split: str) -> Source:
+def _open(env: TaskSettings, dataset: str, split: str) -> Source:
     return open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
 
 
-def _selected(env: EnvSettings, source: Source) -> Source:
+def _selected(env: TaskSettings, source: Source) -> Source:
     """Filters, shuffles and cuts after the hold-out, so that `env.max_tasks` counts what is left."""
     selection = Selection(
         levels=frozenset(env.levels), tags=frozenset(env.tags), shuffle_seed=env.shuffle_seed, count=env.max_tasks

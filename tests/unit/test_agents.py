@@ -20,6 +20,7 @@ from orchestrator.proxy.requests import AgentRequest
 from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.tools.base import FILE_TOOLS
+from orchestrator.tools.functions import Workers
 from orchestrator.types import CompletionKind, ManagedAgent, Message, Task
 from sandbox.runner import wire as sandbox_wire
 from sandbox.worker.tools import FILE_TOOLS as SANDBOX_FILE_TOOLS
@@ -256,12 +257,7 @@ read_file = double
 async def test_host_tools_check_what_comes_and_bound_what_goes(here: Path) -> None:
     (here / "own_host_tools.py").write_text(HOST)
     names = ("double", "slow", "stuck", "look")
-    env = EnvSettings(
-        host_tools=tuple(f"python:own_host_tools:{name}" for name in names),
-        tool_timeout=1,
-        max_concurrent_tool_calls=1,
-    )
-    tools = brought_host_tools(env)
+    tools = brought_host_tools([f"python:own_host_tools:{name}" for name in names], Workers(1, 1))
     assert tuple(tools) == names
     assert await tools["double"].call({"number": 4, "note": None}) == "8"
     assert await tools["look"].call({"x": "it"}) == "saw it"
@@ -315,18 +311,18 @@ def test_host_tools_that_cannot_serve_are_refused(here: Path, spec: str, told: s
         HOST.replace("def double", "def final_answer").replace("= double", "= final_answer")
     )
     with pytest.raises(ConfigError, match=told or "two tools or agents called 'final_answer'"):
-        brought_host_tools(EnvSettings(host_tools=(spec,)))
+        brought_host_tools((spec,), Workers(30.0, 16))
 
 
 def test_names_are_unique_and_managed_agents_know_their_tools() -> None:
     helper = ManagedAgent("helper", "x", ("read_file", "search"))
     env = EnvSettings(managed_agents=(helper,))
     search: Any = object()
-    check_team(env, equip(env), {"search": search})
+    check_team(env.managed_agents, equip(env), {"search": search})
     with pytest.raises(ConfigError, match="helper is given search; there are read_file"):
-        check_team(env, equip(env), {})
+        check_team(env.managed_agents, equip(env), {})
     with pytest.raises(ConfigError, match="two tools or agents called 'helper'"):
-        check_team(EnvSettings(managed_agents=(ManagedAgent("helper", "x"),)), equip(env), {"helper": search})
+        check_team((ManagedAgent("helper", "x"),), equip(env), {"helper": search})
 
 
 def test_the_sandbox_has_the_file_tools_it_is_said_to_have() -> None:

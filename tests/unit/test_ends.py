@@ -214,7 +214,7 @@ def test_a_template_that_cannot_show_a_conversation_is_refused_at_the_start(
     with pytest.raises(
         EnvironmentUnusable, match=rf"cannot show a conversation: .*({told}).*--env\.tokenizer_name"
     ):
-        find_tokenizer(config)
+        find_tokenizer(config.env, config.openai[0].model_name)
 
 
 def test_the_date_in_a_prompt_is_the_day_of_the_rollout() -> None:

@@ -190,7 +190,7 @@ def test_what_earlier_attempts_cost_is_spent_before_they_get_their_score() -> No
 
 def priced(table: Path, *models: str) -> Prices | None:
     servers = tuple(OpenAISettings(model_name=model) for model in models)
-    return Prices.of(Config(env=EnvSettings(price_table=table), openai=servers))
+    return Prices.of(servers, table)
 
 
 def test_prices_come_from_a_table_by_model(tmp_path: Path) -> None:
@@ -199,11 +199,8 @@ def test_prices_come_from_a_table_by_model(tmp_path: Path) -> None:
     prices = priced(table, "large/model")
     assert prices is not None
     assert prices.cost("g0", 1_000_000, 1_000_000) == 18
-    own = Config(
-        env=EnvSettings(price_table=table),
-        openai=(OpenAISettings(model_name="other", prompt_price=1.0, completion_price=1.0),),
-    )
-    assert Prices.of(own) == Prices(((1.0, 1.0),), (1.0,))
+    own = OpenAISettings(model_name="other", prompt_price=1.0, completion_price=1.0)
+    assert Prices.of((own,), table) == Prices(((1.0, 1.0),), (1.0,))
     with pytest.raises(ConfigError, match=r"env\.price_table: no prices of other in "):
         priced(table, "small", "other")
 

@@ -278,3 +278,13 @@ def test_every_exception_is_one() -> None:
         assert rooms == {first(b) for a, b in pairs if a == name} & rooms
     for watched, rooms in MAY_SEE.items():
         assert rooms <= {first(b) for a, b in pairs if first(a) == watched}
+
+
+@pytest.mark.parametrize("room_", [*BACKENDS, "agents", "calls", "run", "report", "telemetry", "forward"])
+def test_rooms_take_their_section_of_the_settings_and_never_the_whole(room_: str) -> None:
+    for name, file in modules().items():
+        if room(name) == room_:
+            words = {
+                node.id for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Name)
+            }
+            assert not words & {"Config", "EnvSettings"}, name

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks import open_tasks
@@ -25,39 +25,41 @@ _HASH = "hash:"
 _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
 
 
-def whole_source(env: EnvSettings) -> Source:
-    """All tasks of `env.split`. Raises ConfigError."""
-    return _open(env, env.dataset, env.split)
+class Parts(NamedTuple):
+    """`whole`: all tasks of a split. `part`: those that are trained, or those that are held out. `selected`: of
+    these, what the filters leave."""
+
+    whole: Source
+    part: Source
+    selected: Source
 
 
-def held_share(env: EnvSettings) -> float | None:
-    """The share that `env.eval_split` holds out by hash; None: it does not."""
-    return _share(env.eval_split)
+def training_parts(env: EnvSettings) -> Parts:
+    """Of `env.split`, without what is held out. Raises ConfigError."""
+    if env.eval_split is not None and held_share(env) is None:
+        _other_split(env.dataset, env.split, env.eval_split)
+    return _parts(env, env.dataset, env.split, held=False)
 
 
-def training_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
+def evaluation_parts(env: EnvSettings) -> Parts:
+    """Of the split that is held out, or of `env.split`. Raises ConfigError."""
+    if env.eval_split is None or held_share(env) is not None:
+        return _parts(env, env.dataset, env.split, held=True)
+    dataset = _other_split(env.dataset, env.split, env.eval_split)
+    return _parts(env, dataset, env.eval_split, held=True)
+
+
+def training_tasks(env: EnvSettings) -> Source:
     """The tasks of `env.split` that are not held out, selected by the settings. Raises ConfigError.
 
     The same settings give the same tasks at the same places, so a resumed run knows its tasks by their places.
     """
-    source = whole_source(env)
-    share = _share(env.eval_split)
-    if share is not None:
-        source = _part(source, share, held=False)
-    elif env.eval_split is not None:
-        _other_split(env.dataset, env.split, env.eval_split)
-    return _selected(env, source) if filtered else source
+    return training_parts(env).selected
 
 
-def evaluation_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
+def evaluation_tasks(env: EnvSettings) -> Source:
     """The held-out tasks, or all of `env.split` if none are; selected by the settings. Raises ConfigError."""
-    share = _share(env.eval_split)
-    if env.eval_split is not None and share is None:
-        source = _open(env, _other_split(env.dataset, env.split, env.eval_split), env.eval_split)
-    else:
-        source = whole_source(env)
-        source = source if share is None else _part(source, share, held=True)
-    return _selected(env, source) if filtered else source
+    return evaluation_parts(env).selected
 
 
 def tasks_of(env: EnvSettings, run: Mapping[str, Any]) -> Source:
@@ -65,16 +67,21 @@ def tasks_of(env: EnvSettings, run: Mapping[str, Any]) -> Source:
     return evaluation_tasks(env) if run.get("command") == "evaluate" else training_tasks(env)
 
 
-def _open(env: EnvSettings, dataset: str, split: str) -> Source:
-    return open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
+def held_share(env: EnvSettings) -> float | None:
+    """The share that `env.eval_split` holds out by hash; None: it does not."""
+    text = env.eval_split or ""
+    return float(text.removeprefix(_HASH)) if text.startswith(_HASH) else None
 
 
-def _selected(env: EnvSettings, source: Source) -> Source:
+def _parts(env: EnvSettings, dataset: str, split: str, *, held: bool) -> Parts:
     """Filters, shuffles and cuts after the hold-out, so that `env.max_tasks` counts what is left."""
+    whole = open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
+    share = held_share(env)
+    part = whole if share is None else _part(whole, share, held=held)
     selection = Selection(
         levels=frozenset(env.levels), tags=frozenset(env.tags), shuffle_seed=env.shuffle_seed, count=env.max_tasks
     )
-    return source if selection == Selection() else select(source, selection)
+    return Parts(whole, part, part if selection == Selection() else select(part, selection))
 
 
 def _part(source: Source, share: float, *, held: bool) -> Source:
@@ -97,9 +104,3 @@ def _other_split(dataset: str, split: str, eval_split: str) -> str:
     if split == eval_split:
         raise ConfigError(f"env.eval_split: {eval_split} is the split to train on; name another, or hash:SHARE")
     return _NAMED_SPLIT.sub(f"split={eval_split}", dataset) if kind == "hf" else dataset
-
-
-def _share(eval_split: str | None) -> float | None:
-    if eval_split is None or not eval_split.startswith(_HASH):
-        return None
-    return float(eval_split.removeprefix(_HASH))

@@ -27,13 +27,13 @@ def unpack(cache: Path | None = None) -> Path:
     folder = (cache or _cache()) / f"qwen2.5-tokenizer-{hashlib.sha256(data).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
-    held = json.loads(lzma.decompress(data))
+    packed = json.loads(lzma.decompress(data))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
-            (draft / "tokenizer.json").write_text(json.dumps(_whole(held), ensure_ascii=False), "utf-8")
-            (draft / "tokenizer_config.json").write_text(json.dumps(held["config"], ensure_ascii=False), "utf-8")
+            (draft / "tokenizer.json").write_text(json.dumps(full(packed), ensure_ascii=False), "utf-8")
+            (draft / "tokenizer_config.json").write_text(json.dumps(packed["config"], ensure_ascii=False), "utf-8")
             draft.chmod(0o755)
             draft.rename(folder)
         finally:
@@ -46,32 +46,12 @@ def unpack(cache: Path | None = None) -> Path:
     return folder
 
 
-def pack(folder: Path) -> None:
-    """Writes the packed form of a tokenizer folder. Raises ValueError where merges do not give the vocabulary."""
-    whole = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    model = whole["model"]
-    vocabulary: dict[str, int] = model.pop("vocab")
-    by_id = sorted(vocabulary, key=lambda token: vocabulary[token])
-    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model.pop("merges")]
-    held = {
-        "bytes": by_id[:256],
-        "merges": "\n".join(" ".join(merge) for merge in merges),
-        "rest": by_id[256 + len(merges) :],
-        "tokenizer": whole,
-        "config": json.loads((folder / "tokenizer_config.json").read_text("utf-8")),
-    }
-    if _whole(held)["model"]["vocab"] != vocabulary:
-        raise ValueError(f"{folder} is no byte-level BPE with its vocabulary in the order of its merges")
-    text = json.dumps(held, ensure_ascii=False, separators=(",", ":")).encode()
-    PACKED.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
-
-
-def _whole(held: dict[str, Any]) -> dict[str, Any]:
+def full(packed: dict[str, Any]) -> dict[str, Any]:
     """The original tokenizer.json."""
-    merges = [merge.split(" ") for merge in held["merges"].split("\n")]
-    tokens = [*held["bytes"], *("".join(merge) for merge in merges), *held["rest"]]
+    merges = [merge.split(" ") for merge in packed["merges"].split("\n")]
+    tokens = [*packed["bytes"], *("".join(merge) for merge in merges), *packed["rest"]]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    tokenizer: dict[str, Any] = held["tokenizer"]
+    tokenizer: dict[str, Any] = packed["tokenizer"]
     return {**tokenizer, "model": {**tokenizer["model"], "vocab": vocabulary, "merges": merges}}
 
 

@@ -84,11 +84,11 @@ class GradingProcesses:
         rollout = packed(self.scorer, plan, record, ended)
         async with self._slots:
             try:
-                reply = await self._asked(rollout)
+                reply = await self._reply(rollout)
             except _Died:
                 # It may have been killed for another reason: only a second death counts.
                 try:
-                    reply = await self._asked(rollout)
+                    reply = await self._reply(rollout)
                 except _Died as died:
                     raise Ungraded(f"{self._name} ended its process: {died}{self._at}") from None
         if "error" in reply:
@@ -122,7 +122,7 @@ class GradingProcesses:
         for process in list(self._all):
             await self._end(process)
 
-    async def _asked(self, rollout: bytes) -> dict[str, Any]:
+    async def _reply(self, rollout: bytes) -> dict[str, Any]:
         """Raises _Died, Ungraded."""
         try:
             async with self._claimed() as process:

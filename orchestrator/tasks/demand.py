@@ -34,7 +34,7 @@ def tasks_to_train(env: EnvSettings) -> Source:
     parts = training_parts(env)
     source = _stocked(env, parts, "leaves none")
     share = held_share(env)
-    if share and _holds_nothing(parts.whole, share):
+    if share and _holds_nothing(parts.full, share):
         raise ConfigError(
             f"env.eval_split: {env.eval_split} holds out none of the tasks of {source.name}: raise the share, or "
             "leave it out"
@@ -59,7 +59,7 @@ def _stocked(env: EnvSettings, parts: Parts, lack: str) -> Source:
             break
     else:
         raise ConfigError(_reason(env, parts, lack))
-    _demand_all_names(env, parts.whole)
+    _demand_all_names(env, parts.full)
     streams = [chain(beginning, stream)] if len(beginning) < _MAX_HELD else []
 
     def read() -> Iterator[Task | BadTask]:

@@ -26,10 +26,10 @@ _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
 
 
 class Parts(NamedTuple):
-    """`whole`: all tasks of a split. `part`: those that are trained, or those that are held out. `selected`: of
+    """`full`: all tasks of a split. `part`: those that are trained, or those that are held out. `selected`: of
     these, what the filters leave."""
 
-    whole: Source
+    full: Source
     part: Source
     selected: Source
 
@@ -38,15 +38,15 @@ def training_parts(env: EnvSettings) -> Parts:
     """Of `env.split`, without what is held out. Raises ConfigError."""
     if env.eval_split is not None and held_share(env) is None:
         _other_split(env.dataset, env.split, env.eval_split)
-    return _parts(env, env.dataset, env.split, held=False)
+    return _parts(env, env.dataset, env.split, evaluation=False)
 
 
 def evaluation_parts(env: EnvSettings) -> Parts:
     """Of the split that is held out, or of `env.split`. Raises ConfigError."""
     if env.eval_split is None or held_share(env) is not None:
-        return _parts(env, env.dataset, env.split, held=True)
+        return _parts(env, env.dataset, env.split, evaluation=True)
     dataset = _other_split(env.dataset, env.split, env.eval_split)
-    return _parts(env, dataset, env.eval_split, held=True)
+    return _parts(env, dataset, env.eval_split, evaluation=True)
 
 
 def training_tasks(env: EnvSettings) -> Source:
@@ -73,24 +73,24 @@ def held_share(env: EnvSettings) -> float | None:
     return float(text.removeprefix(_HASH)) if text.startswith(_HASH) else None
 
 
-def _parts(env: EnvSettings, dataset: str, split: str, *, held: bool) -> Parts:
+def _parts(env: EnvSettings, dataset: str, split: str, *, evaluation: bool) -> Parts:
     """Filters, shuffles and cuts after the hold-out, so that `env.max_tasks` counts what is left."""
-    whole = open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
+    full = open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
     share = held_share(env)
-    part = whole if share is None else _part(whole, share, held=held)
+    part = full if share is None else _part(full, share, evaluation=evaluation)
     selection = Selection(
         levels=frozenset(env.levels), tags=frozenset(env.tags), shuffle_seed=env.shuffle_seed, count=env.max_tasks
     )
-    return Parts(whole, part, part if selection == Selection() else select(part, selection))
+    return Parts(full, part, part if selection == Selection() else select(part, selection))
 
 
-def _part(source: Source, share: float, *, held: bool) -> Source:
+def _part(source: Source, share: float, *, evaluation: bool) -> Source:
     """One part of the source. A BadTask has no reliable id, so it is in both parts."""
 
     def read() -> Iterator[Task | BadTask]:
-        return (t for t in source if isinstance(t, BadTask) or held_out(t.task_id, share) == held)
+        return (t for t in source if isinstance(t, BadTask) or held_out(t.task_id, share) == evaluation)
 
-    description = f"the {share:g} held out by hash" if held else f"without the {share:g} held out by hash"
+    description = f"the {share:g} held out by hash" if evaluation else f"without the {share:g} held out by hash"
     return Source(f"{source.name}, {description}", read, None if source.size is None else lambda: None)
 
 

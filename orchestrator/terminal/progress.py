@@ -22,7 +22,7 @@ class PlainProgress(Listener):
     def __init__(self, wanted: int | None, tally: Tally, stream: TextIO | None = None) -> None:
         self.wanted = wanted
         self._began: tuple[float, int] | None = None  # when this process began, and how many groups were done
-        self._told = 0.0
+        self._last_line_at = 0.0
         self.tally = tally
         self._stream = stream or sys.stderr
 
@@ -42,8 +42,8 @@ class PlainProgress(Listener):
         what = f"{scores}{lost(group)}" if group.dropped is None else f"dropped, {one_line(group.dropped)}"
         self.say(f"{self.heading(group)}  {what}")
         left, now = self.left_s(), time.monotonic()
-        if left is not None and now - self._told >= LINE_EVERY_S:
-            self._told = now
+        if left is not None and now - self._last_line_at >= LINE_EVERY_S:
+            self._last_line_at = now
             self.say(f"{self.done} of {self.wanted} groups, {span(left)} left")
 
     @property
@@ -54,7 +54,7 @@ class PlainProgress(Listener):
     def begun(self, plan: RolloutPlan, node: str) -> None:
         if self._began is None:
             self._began = time.monotonic(), self.done
-            self._told = self._began[0]
+            self._last_line_at = self._began[0]
 
     def left_s(self) -> float | None:
         """Seconds until all groups will be done, at the speed so far; None: nobody knows."""

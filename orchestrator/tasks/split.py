@@ -15,7 +15,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.query import split_query
-from orchestrator.tasks.selection import Selection, held_out, select
+from orchestrator.tasks.selection import held_out, select
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def _parts(env: EnvSettings, dataset: str, split: str, *, evaluation: bool) -> P
     full = open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
     share = held_share(env)
     part = full if share is None else _part(full, share, evaluation=evaluation)
-    selection = Selection(
-        levels=frozenset(env.levels), tags=frozenset(env.tags), shuffle_seed=env.shuffle_seed, count=env.max_tasks
-    )
-    return Parts(full, part, part if selection == Selection() else select(part, selection))
+    selected = select(part, levels=env.levels, tags=env.tags, shuffle_seed=env.shuffle_seed, count=env.max_tasks)
+    return Parts(full, part, selected)
 
 
 def _part(source: Source, share: float, *, evaluation: bool) -> Source:

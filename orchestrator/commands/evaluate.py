@@ -21,7 +21,7 @@ from orchestrator.run.output import run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.tasks.demand import tasks_to_evaluate
-from orchestrator.terminal.progress import open_progress
+from orchestrator.terminal.open import open_progress
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

@@ -18,7 +18,7 @@ from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.tasks.demand import tasks_to_train
 from orchestrator.terminal.closing import closing_table, dropped_text
-from orchestrator.terminal.progress import open_progress
+from orchestrator.terminal.open import open_progress
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

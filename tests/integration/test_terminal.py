@@ -35,7 +35,7 @@ PROGRAM = """
 import logging, os, sys, warnings
 from rich.text import Text
 from orchestrator.cli import main
-from orchestrator.terminal.progress import open_progress
+from orchestrator.terminal.open import open_progress
 from orchestrator.terminal.closing import closing_table
 from orchestrator.run.tally import Tally
 HOSTILE = os.environ["HOSTILE"]

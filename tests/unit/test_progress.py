@@ -19,7 +19,8 @@ from orchestrator.commands import process
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.closing import closing_table, share
 from orchestrator.terminal.live import LiveProgress
-from orchestrator.terminal.progress import PlainProgress, open_progress
+from orchestrator.terminal.open import open_progress
+from orchestrator.terminal.progress import PlainProgress
 from orchestrator.types import BadTask, Failed, FailedName, Group, Score, Task
 from tests.fakes.plans import a_member, a_plan, an_attempt
 

@@ -1,37 +1,21 @@
-"""The recorded run: its settings, and how a finished run becomes package data.
-
-    python -m orchestrator.demo.recording RUN_DIR TASKS_JSONL TOKENIZER_FOLDER
-
-keeps what a replay needs of the run, the tasks of which every rollout was recorded, and the tokenizer without
-the vocabulary that follows from its merges. Tasks of an earlier recording with the same model and settings stay
-if TASKS_JSONL has them, so a recording can be made in pieces. Nothing of the machine it was made on is kept.
-"""
+"""The recorded run: its settings, rollouts and tasks. `bench/recording.py` makes them from a finished run."""
 
 from __future__ import annotations
 
 import json
 import lzma
-import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.demo import tokenizer
-from orchestrator.settings.table import EnvSettings
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.jsonl import jsonl_tasks
 
 ROOT = Path(__file__).resolve().parent
 RECORDING = ROOT / "recording"
 TASKS = ROOT / "tasks.jsonl"
-_LINES = "rollouts.jsonl.xz"
-_ROLLOUT = ("schema", "task_id", "index", "outcome", "answer", "score")
-_COMPLETION = (
-    "kept", "messages", "segment", "prompt_ids", "text", "visible", "finish_reason", "token_ids", "logprobs",
-    "prompt_tokens", "completion_tokens", "policy_version",
-)  # fmt: skip
+ROLLOUTS = RECORDING / "rollouts.jsonl.xz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +36,7 @@ class Recording:
 
 def lines() -> Iterator[dict[str, Any]]:
     """What is kept of each recorded rollout."""
-    with lzma.open(RECORDING / _LINES) as file:
+    with lzma.open(ROLLOUTS) as file:
         for line in file:
             yield json.loads(line)
 
@@ -60,72 +44,3 @@ def lines() -> Iterator[dict[str, Any]]:
 def tasks() -> Source:
     """The tasks of the recording; their files are found wherever this package is installed."""
     return jsonl_tasks(TASKS, name="demo")
-
-
-def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
-    """Writes the package data anew. Raises ValueError for a run that is not token-exact."""
-    facts = json.loads((run / "run.json").read_text("utf-8"))
-    if facts["token_ids"] != "exact":
-        raise ValueError(f"{run} was not recorded with exact token ids")
-    table = EnvSettings.rows().items()
-    env = {name: facts["config"]["env"][name] for name, row in table if "demo" in row.from_run}
-    model = facts["config"]["openai"][0]["model_name"]
-    rows = [json.loads(line) for line in tasks_file.read_text("utf-8").splitlines()]
-    complete = {**_earlier(model, env), **_complete_tasks(run, env["group_size"])}
-    rows = [row for row in rows if row["task_id"] in complete]
-    recorded = [line for row in rows for line in complete[row["task_id"]]]
-
-    RECORDING.mkdir(exist_ok=True)
-    with lzma.open(RECORDING / _LINES, "wt", preset=9 | lzma.PRESET_EXTREME, encoding="utf-8") as file:
-        file.writelines(_dumps(line) + "\n" for line in recorded)
-    counts = {"tasks": len(rows), "rollouts": len(recorded)}
-    facts = {"schema": 1, "model": model, **counts, "token_ids": "exact", "env": env}
-    (RECORDING / "run.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    _copy_tasks(rows, tasks_file.parent)
-    tokenizer.pack(tokenizer_folder)
-    return Recording(model, env, **counts)
-
-
-def _earlier(model: str, env: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Task → its rollouts, of the package's recording if it has the same model and settings."""
-    if not (RECORDING / "run.json").exists():
-        return {}
-    before = Recording.read()
-    by_task: dict[str, list[dict[str, Any]]] = {}
-    if (before.model, before.env) == (model, env):
-        for line in lines():
-            by_task.setdefault(line["task_id"], []).append(line)
-    return by_task
-
-
-def _complete_tasks(run: Path, group_size: int) -> dict[str, list[dict[str, Any]]]:
-    """Task → its rollouts by index, for tasks of which every rollout was scored."""
-    by_task: dict[str, list[dict[str, Any]]] = {}
-    with (run / "rollouts.jsonl").open(encoding="utf-8") as file:
-        for line in map(json.loads, file):
-            if line.get("score") is not None:
-                completions = [{name: c[name] for name in _COMPLETION} for c in line["completions"]]
-                shortened = {**{name: line[name] for name in _ROLLOUT}, "completions": completions}
-                by_task.setdefault(line["task_id"], []).append(shortened)
-    return {
-        task: sorted(rollouts, key=lambda line: line["index"])
-        for task, rollouts in by_task.items()
-        if len(rollouts) == group_size
-    }
-
-
-def _copy_tasks(rows: list[dict[str, Any]], root: Path) -> None:
-    shutil.rmtree(ROOT / "files", ignore_errors=True)
-    for name in {name for row in rows for name in row.get("files", ())}:
-        target = ROOT / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / name, target)
-    TASKS.write_text("".join(_dumps(row, spaced=True) + "\n" for row in rows), "utf-8")
-
-
-def _dumps(value: object, *, spaced: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=None if spaced else (",", ":"))
-
-
-if __name__ == "__main__":
-    print(make(*map(Path, sys.argv[1:4])))

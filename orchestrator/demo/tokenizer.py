@@ -32,7 +32,7 @@ def unpack(cache: Path | None = None) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
-            (draft / "tokenizer.json").write_text(json.dumps(_original(packed), ensure_ascii=False), "utf-8")
+            (draft / "tokenizer.json").write_text(json.dumps(full(packed), ensure_ascii=False), "utf-8")
             (draft / "tokenizer_config.json").write_text(json.dumps(packed["config"], ensure_ascii=False), "utf-8")
             draft.chmod(0o755)
             draft.rename(folder)
@@ -46,27 +46,7 @@ def unpack(cache: Path | None = None) -> Path:
     return folder
 
 
-def pack(folder: Path) -> None:
-    """Writes the packed form of a tokenizer folder. Raises ValueError where merges do not give the vocabulary."""
-    original = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    model = original["model"]
-    vocabulary: dict[str, int] = model.pop("vocab")
-    by_id = sorted(vocabulary, key=lambda token: vocabulary[token])
-    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model.pop("merges")]
-    packed = {
-        "bytes": by_id[:256],
-        "merges": "\n".join(" ".join(merge) for merge in merges),
-        "rest": by_id[256 + len(merges) :],
-        "tokenizer": original,
-        "config": json.loads((folder / "tokenizer_config.json").read_text("utf-8")),
-    }
-    if _original(packed)["model"]["vocab"] != vocabulary:
-        raise ValueError(f"{folder} is not a byte-level BPE with its vocabulary in the order of its merges")
-    text = json.dumps(packed, ensure_ascii=False, separators=(",", ":")).encode()
-    PACKED.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
-
-
-def _original(packed: dict[str, Any]) -> dict[str, Any]:
+def full(packed: dict[str, Any]) -> dict[str, Any]:
     """The original tokenizer.json."""
     merges = [merge.split(" ") for merge in packed["merges"].split("\n")]
     tokens = [*packed["bytes"], *("".join(merge) for merge in merges), *packed["rest"]]

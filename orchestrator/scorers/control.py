@@ -43,18 +43,18 @@ class Controls:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._kept: dict[str, tuple[float, Control]] = {}
+        self._by_task: dict[str, tuple[float, Control]] = {}
 
     async def answer(
         self, task_id: str, ask: Callable[[], Awaitable[str]], *, age_s: float = 0.0
     ) -> ControlAnswer:
         """The result of `ask` for this task, at most `age_s` old."""
         now = asyncio.get_running_loop().time()
-        self._kept = {
-            task: entry for task, entry in self._kept.items() if now < entry[0] + FRESH_S + self._timeout_s
+        self._by_task = {
+            task: entry for task, entry in self._by_task.items() if now < entry[0] + FRESH_S + self._timeout_s
         }
-        _, control = self._kept.get(task_id, (now, Control(ask, timeout_s=self._timeout_s)))
-        self._kept[task_id] = (now, control)
+        _, control = self._by_task.get(task_id, (now, Control(ask, timeout_s=self._timeout_s)))
+        self._by_task[task_id] = (now, control)
         return await control.answer(age_s=age_s)
 
 
@@ -71,7 +71,7 @@ class ControlledScorer:
         try:
             return await self._processes.ask(plan, record, ended)
         except Ungraded as failure:
-            return await self._blamed(plan, record, ended, str(failure))
+            return await self._decide(plan, record, ended, str(failure))
 
     async def score_batch(self, rollouts: Sequence[bytes]) -> list[Score | None]:
         """Scores of many rollouts that were `processes.packed`, in their order. None: it needs `score`, which says
@@ -94,7 +94,7 @@ class ControlledScorer:
         """What the processes score with, to pack rollouts for."""
         return self._processes.scorer
 
-    async def _blamed(self, plan: RolloutPlan, record: Record, ended: Ended, failure: str) -> Score:
+    async def _decide(self, plan: RolloutPlan, record: Record, ended: Ended, failure: str) -> Score:
         plain = control_record(plan, record)
 
         async def ask() -> str:

@@ -27,7 +27,7 @@ async def grade(
     if not isinstance(end, Ended):
         return attempt
     if outputs is not None and attempt.record.output is not None:
-        attempt = _told_where(attempt, attempt.record.output, outputs / attempt.plan.rollout_id)
+        attempt = _with_folder(attempt, attempt.record.output, outputs / attempt.plan.rollout_id)
     try:
         line = await _trajectory(attempt, tokenizer)
         score = await scorer.score(attempt.plan, attempt.record, end)
@@ -40,7 +40,7 @@ async def grade(
     return Member(attempt, line, score)
 
 
-def _told_where(attempt: Attempt, output: Output, folder: Path) -> Attempt:
+def _with_folder(attempt: Attempt, output: Output, folder: Path) -> Attempt:
     """The attempt, whose output says where its files are."""
     output_with_folder = replace(output, folder=str(folder.absolute()) if output.files else "")
     return replace(attempt, record=replace(attempt.record, output=output_with_folder))

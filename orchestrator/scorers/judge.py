@@ -91,7 +91,7 @@ class JudgeScorer:
             judging = await self._ask(plan, record.answer, 1 + 2 * VERDICTS)
         if judging.verdict is None:
             age_s = 0.0 if isinstance(judging.error, CompletionError) else FRESH_S
-            return _blamed(plan, parts, judging, await self._control(plan, judging, age_s=age_s))
+            return _wrong(plan, parts, judging, await self._control(plan, judging, age_s=age_s))
         value = 1.0 if judging.verdict == "correct" else 0.0
         return Score(value, {**parts, "judge": value}, {**measured.evidence, "judge": judging.evidence()})
 
@@ -106,7 +106,7 @@ class JudgeScorer:
             raise ScorerError(judging.failure()) from judging.error
         return True
 
-    async def _control(self, plan: RolloutPlan, judging: _Asked, *, age_s: float) -> ControlAnswer:
+    async def _control(self, plan: RolloutPlan, judging: _Judging, *, age_s: float) -> ControlAnswer:
         """The judge's reply on the reference answer, after it gave no verdict on another one. Raises ScorerError
         if it gives none on this either, and AuthenticationError."""
         reference = str(plan.task.answer)
@@ -123,19 +123,19 @@ class JudgeScorer:
             raise ScorerError(judging.failure()) from control.failure
         return control
 
-    async def _ask(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
+    async def _ask(self, plan: RolloutPlan, answer: str, sequence: int) -> _Judging:
         """Asks until there is a verdict, an error, or no try left. If this process stood still meanwhile, it asks
         anew: a reply may have been late for that alone."""
         for _ in range(_ROUNDS):
-            judging = await first_of(standstill(STANDSTILL_S), self._asked(plan, answer, sequence))
-            if isinstance(judging, _Asked):
+            judging = await first_of(standstill(STANDSTILL_S), self._attempt(plan, answer, sequence))
+            if isinstance(judging, _Judging):
                 return judging
         raise ScorerError(f"while the judge was asked, this process stood still {_ROUNDS} times in a row")
 
-    async def _asked(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
+    async def _attempt(self, plan: RolloutPlan, answer: str, sequence: int) -> _Judging:
         mark = self._mark()
         messages = conversation(self._rubric, plan.task, answer, mark)
-        judging = _Asked(self._model, messages)
+        judging = _Judging(self._model, messages)
         for number in range(VERDICTS):
             seed = self._seed + number
             request = CompletionRequest(
@@ -163,7 +163,7 @@ class JudgeScorer:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Judging:
     """The judging of one answer. `error`: why it was broken off."""
 
     model: str
@@ -192,7 +192,7 @@ class _Asked:
         return f"the judge gave no verdict in {VERDICTS} replies, last: {last!r}"
 
 
-def _blamed(plan: RolloutPlan, parts: Mapping[str, float], judging: _Asked, control: ControlAnswer) -> Score:
+def _wrong(plan: RolloutPlan, parts: Mapping[str, float], judging: _Judging, control: ControlAnswer) -> Score:
     """Of an answer without a verdict, where the reference answer in its place gets one: it is wrong."""
     verdict_evidence = {
         **judging.evidence(),

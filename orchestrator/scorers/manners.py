@@ -62,10 +62,10 @@ def plain_answer(agent: AgentSpec, answer: str, *, as_data: bool) -> tuple[str, 
             return visible, visible + closing
         case "tool_calling":
             arguments = {"answer": answer}
-            said = json.dumps({"name": "final_answer", "arguments": arguments}, ensure_ascii=False)
+            text = json.dumps({"name": "final_answer", "arguments": arguments}, ensure_ascii=False)
             if as_data and agent.call_format is not None:
-                said = written("", [Call("", "final_answer", json.dumps(arguments))], agent.call_format)
-            return said, said
+                text = written("", [Call("", "final_answer", json.dumps(arguments))], agent.call_format)
+            return text, text
     return answer, answer
 
 

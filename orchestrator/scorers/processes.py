@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from orchestrator.errors import ConfigError
@@ -84,11 +84,11 @@ class GradingProcesses:
         rollout = packed(self.scorer, plan, record, ended)
         async with self._slots:
             try:
-                reply = await self._asked(rollout)
+                reply = await self._reply(rollout)
             except _Died:
                 # It may have been killed for another reason: only a second death counts.
                 try:
-                    reply = await self._asked(rollout)
+                    reply = await self._reply(rollout)
                 except _Died as died:
                     raise Ungraded(f"{self._name} ended its process: {died}{self._at}") from None
         if "error" in reply:
@@ -104,20 +104,14 @@ class GradingProcesses:
         while len(scores) < len(rollouts):
             if processes_lost == MOST_LOST:
                 return scores + [None] * (len(rollouts) - len(scores))
-            async with self._slots:
-                process = await self._claimed()
-                try:
+            try:
+                async with self._slots, self._claimed() as process:
                     async for reply in process.replies(rollouts[len(scores) :], self._timeout_s):
                         score = None if "error" in reply else Score(reply["value"], reply["parts"])
                         scores.append(score)
-                except BaseException as error:
-                    await self._end(process)
-                    if not isinstance(error, TimeoutError | _Died):
-                        raise
-                    scores.append(None)  # the one that was slow, or that the process died of
-                    processes_lost += 1
-                else:
-                    self._idle.put_nowait(process)
+            except (TimeoutError, _Died):
+                scores.append(None)  # the one that was slow, or that the process died of
+                processes_lost += 1
         return scores
 
     async def aclose(self) -> None:
@@ -128,25 +122,28 @@ class GradingProcesses:
         for process in list(self._all):
             await self._end(process)
 
-    async def _asked(self, rollout: bytes) -> dict[str, Any]:
+    async def _reply(self, rollout: bytes) -> dict[str, Any]:
         """Raises _Died, Ungraded."""
-        process = await self._claimed()
         try:
-            replies = [reply async for reply in process.replies((rollout,), self._timeout_s)]
-        except BaseException as error:  # slow, died or cancelled: its answer must not go to the next request
-            await self._end(process)
-            if isinstance(error, TimeoutError):
-                raise Ungraded(f"{self._name} gave no score within {self._timeout_s:g} s{self._at}") from None
-            raise
-        self._idle.put_nowait(process)
-        return replies[0]
+            async with self._claimed() as process:
+                (reply,) = [reply async for reply in process.replies((rollout,), self._timeout_s)]
+                return reply
+        except TimeoutError:
+            raise Ungraded(f"{self._name} gave no score within {self._timeout_s:g} s{self._at}") from None
 
-    async def _claimed(self) -> _Process:
-        """Raises Ungraded."""
+    @asynccontextmanager
+    async def _claimed(self) -> AsyncIterator[_Process]:
+        """A process within this block. Raises Ungraded if none starts."""
         try:
-            return await self._claim()
+            process = await self._claim()
         except ConfigError as error:
             raise Ungraded(str(error)) from error
+        try:
+            yield process
+        except BaseException:  # slow, died or cancelled: its answer must not go to the next request
+            await self._end(process)
+            raise
+        self._idle.put_nowait(process)
 
     async def _claim(self) -> _Process:
         """An idle process; a new one if none becomes idle soon. Each caller holds a slot, so there are never more

@@ -10,13 +10,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import IO, Any
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import orjson
 
+from orchestrator.errors import ConfigError
+from orchestrator.tasks.base import Columns
 from orchestrator.tasks.lines import MAX_LINE_BYTES
+from orchestrator.tasks.rows import make_task
+from orchestrator.types import BadTask, Task
 
 MIB = 1 << 20
 MEMORY_MIB = {"parquet": 256, "hub": 1024}  # enough for a row group of text; the hub's may hold pictures
@@ -35,67 +40,71 @@ class Decoded:
     """
 
     def __init__(self, *arguments: str) -> None:
-        self._arguments = arguments
-        self._process: _Process | None = _Process(arguments)
-        self.columns: list[str] | None = self._process.columns
-        self.size: int | None = self._process.size
+        self._limit_mib = MEMORY_MIB[arguments[0]]
+        self._command = [sys.executable, "-P", "-m", "orchestrator.tasks.decoder", str(self._limit_mib * MIB)]
+        self._command += arguments
+        self._opened: Generator[bytes, None, None] | None = self._lines()  # for the first reading
+        header = next(self._opened, COLUMNS + b"[null, null]")
+        self.columns: list[str] | None
+        self.size: int | None
+        self.columns, self.size = orjson.loads(header[1:])
 
     def rows(self) -> Iterator[dict[str, Any] | None]:
         """All rows from the start; None for a row over MAX_LINE_BYTES. Raises DecodeError."""
-        process, self._process = self._process or _Process(self._arguments), None
-        try:
-            while (line := process.line()) is not None:
+        lines, self._opened = self._opened, None
+        if lines is None:
+            lines = self._lines()
+            next(lines, None)
+        with closing(lines):
+            for line in lines:
                 yield None if line[:1] == TOO_LONG else orjson.loads(line[1:])
-        finally:
-            process.end()
+
+    def tasks(
+        self,
+        source: str,
+        columns: Columns,
+        failure: str,
+        *,
+        prefix: str = "",
+        located: Callable[[dict[str, Any]], tuple[dict[str, Any], Path | None]] = lambda row: (row, None),
+    ) -> Iterator[Task | BadTask]:
+        """The rows as tasks. `prefix`: of the names of places. `located`: a row, and the folder of its files.
+        Raises ConfigError, which begins with `failure`."""
+        number = 0
+        try:
+            for number, row in enumerate(self.rows(), 1):
+                place = f"{prefix}row {number}"
+                if row is None:
+                    yield BadTask(place, f"the row has more than {MAX_LINE_BYTES} bytes")
+                else:
+                    row, root = located(row)
+                    yield make_task(row, source=source, place=place, root=root, columns=columns)
+        except DecodeError as error:
+            raise ConfigError(f"{failure} after row {number}: {error}") from error
 
     def close(self) -> None:
         """Ends the decoder if the rows are not needed. Idempotent."""
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        if self._opened is not None:
+            self._opened.close()
 
-
-class _Process:
-    """One decoder process. It ends by itself once its output is not read any more."""
-
-    def __init__(self, arguments: tuple[str, ...]) -> None:
-        self._limit_mib = MEMORY_MIB[arguments[0]]
-        self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-P", "-m", "orchestrator.tasks.decoder", str(self._limit_mib * MIB), *arguments],
+    def _lines(self) -> Generator[bytes, None, None]:
+        """What a new decoder prints; it ends with this generator. Raises DecodeError."""
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            self._command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,  # only the orchestrator gets a ^C
         )
-        assert self._process.stdout is not None
-        self._said: IO[bytes] = self._process.stdout
+        assert process.stdout is not None
         try:
-            line = self.line() or COLUMNS + b"[null, null]"
-            self.columns: list[str] | None
-            self.size: int | None
-            self.columns, self.size = orjson.loads(line[1:])
-        except BaseException:
-            self.end()
-            raise
-
-    def line(self) -> bytes | None:
-        """The next line; None at the end. Raises DecodeError."""
-        line = self._said.readline(MAX_LINE_BYTES + 2)
-        if line.startswith(ERROR):
-            raise DecodeError(str(orjson.loads(line[1:])))
-        if line.endswith(b"\n"):
-            return line
-        if code := self._process.wait():
-            raise DecodeError(f"their reader ended with {_how(code)}, it may use {self._limit_mib} MiB of memory")
-        return None
-
-    def end(self) -> None:
-        """Idempotent."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
-        self._said.close()
-
-
-def _how(code: int) -> str:
-    return f"exit code {code}" if code > 0 else signal.Signals(-code).name
+            while (line := process.stdout.readline(MAX_LINE_BYTES + 2)).endswith(b"\n"):
+                if line.startswith(ERROR):
+                    raise DecodeError(str(orjson.loads(line[1:])))
+                yield line
+            if code := process.wait():
+                end = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+                raise DecodeError(f"their reader ended with {end}, it may use {self._limit_mib} MiB of memory")
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import ConfigError
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.selection import held_out, tags_of
-from orchestrator.tasks.split import evaluation_tasks, held_share, training_tasks, whole_source
+from orchestrator.tasks.split import Parts, evaluation_parts, held_share, training_parts
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ _MAX_SHOWN = 8
 
 def tasks_to_train(env: TaskSettings) -> Source:
     """`training_tasks`, at least one of them good. Raises ConfigError, also where nothing is held out as asked."""
-    source = _stocked(env, training_tasks(env), held=False)
-    _demand_all_names(env, whole_source(env))
+    parts = training_parts(env)
+    source = _stocked(env, parts, "leaves none")
     share = held_share(env)
-    if share and _holds_nothing(whole_source(env), share):
+    if share and _holds_nothing(parts.full, share):
         raise ConfigError(
             f"env.eval_split: {env.eval_split} holds out none of the tasks of {source.name}: raise the share, or "
             "leave it out"
@@ -38,13 +38,13 @@ def tasks_to_train(env: TaskSettings) -> Source:
 
 def tasks_to_evaluate(env: TaskSettings) -> Source:
     """`evaluation_tasks`, at least one of them good. Raises ConfigError."""
-    source = _stocked(env, evaluation_tasks(env), held=True)
-    _demand_all_names(env, whole_source(env) if held_share(env) else evaluation_tasks(env, filtered=False))
-    return source
+    return _stocked(env, evaluation_parts(env), "holds out none")
 
 
-def _stocked(env: TaskSettings, source: Source, *, held: bool) -> Source:
-    """The source. What was read to find a task is not read again by its first reader."""
+def _stocked(env: TaskSettings, parts: Parts, lack: str) -> Source:
+    """The selected tasks. What was read to find one is not read again by its first reader. `lack`: what a share
+    does that gives no task."""
+    source = parts.selected
     stream = iter(source)
     beginning: list[Task | BadTask] = []
     for task in stream:
@@ -52,7 +52,8 @@ def _stocked(env: TaskSettings, source: Source, *, held: bool) -> Source:
         if isinstance(task, Task):
             break
     else:
-        raise ConfigError(_reason(env, source, held=held))
+        raise ConfigError(_reason(env, parts, lack))
+    _demand_all_names(env, parts.full)
     streams = [chain(beginning, stream)] if len(beginning) < _MAX_HELD else []
 
     def read() -> Iterator[Task | BadTask]:
@@ -89,12 +90,11 @@ def _holds_nothing(source: Source, share: float) -> bool:
     return True
 
 
-def _reason(env: TaskSettings, source: Source, *, held: bool) -> str:
+def _reason(env: TaskSettings, parts: Parts, lack: str) -> str:
     """Why there is no task; all are read for it."""
-    unfiltered = evaluation_tasks(env, filtered=False) if held else training_tasks(env, filtered=False)
-    good, first_bad, bad = 0, None, 0
+    name, good, first_bad, bad = parts.selected.name, 0, None, 0
     levels, tags = Counter[str](), Counter[str]()
-    for task in unfiltered:
+    for task in parts.part:
         if isinstance(task, BadTask):
             bad, first_bad = bad + 1, first_bad or task
             continue
@@ -109,11 +109,10 @@ def _reason(env: TaskSettings, source: Source, *, held: bool) -> str:
         return f"env.levels, env.tags: none of the {good} tasks fits both"
     if first_bad is not None:
         which = "the only row" if bad == 1 else f"all {bad} rows"
-        return f"env.dataset: {source.name}: {which} cannot be used; {first_bad.task_id}: {first_bad.reason}"
+        return f"env.dataset: {name}: {which} cannot be used; {first_bad.task_id}: {first_bad.reason}"
     if held_share(env) is not None:
-        part = "holds out none" if held else "leaves none"
-        return f"env.eval_split: {env.eval_split} {part} of the tasks of {env.dataset}: change the share"
-    return f"env.dataset: {source.name} has no tasks: it is empty"
+        return f"env.eval_split: {env.eval_split} {lack} of the tasks of {env.dataset}: change the share"
+    return f"env.dataset: {name} has no tasks: it is empty"
 
 
 def _some(names: object) -> str:

@@ -7,17 +7,13 @@ set has no folder with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks.base import NONE, Columns, Source
 from orchestrator.tasks.decoded import Decoded, DecodeError
-from orchestrator.tasks.lines import MAX_LINE_BYTES
 from orchestrator.tasks.pointers import refuse_pointers
 from orchestrator.tasks.query import split_query
-from orchestrator.tasks.rows import make_task
-from orchestrator.types import BadTask, Task
 
 _COLUMNS = ("question", "answer", "task_id", "level", "metadata")
 DEFAULT_SPLIT = "validation"  # of `env.split`
@@ -41,7 +37,9 @@ def hf_tasks(text: str, *, split: str, columns: Columns = NONE) -> Source:
     if column_names is not None and (absent := sorted(set(columns.values()) - set(column_names))):
         rows.close()
         raise ConfigError(f"env.dataset: hf:{name} has no column {absent[0]!r}; it has {', '.join(column_names)}")
-    return Source(f"hf:{text}", lambda: _tasks(rows, f"hf:{name}", columns), lambda: rows.size)
+    source = f"hf:{name}"
+    failure = f"env.dataset: {source} ended"
+    return Source(f"hf:{text}", lambda: rows.tasks(source, columns, failure), lambda: rows.size)
 
 
 def _load(name: str, config: str | None, split: str, only: str) -> Decoded:
@@ -51,16 +49,3 @@ def _load(name: str, config: str | None, split: str, only: str) -> Decoded:
     except DecodeError as error:
         hint = "name another with ?split=, or check the name, your login and the network"
         raise ConfigError(f"env.dataset: cannot load hf:{name} split {split!r}: {error}; {hint}") from error
-
-
-def _tasks(rows: Decoded, source: str, columns: Columns) -> Iterator[Task | BadTask]:
-    number = 0
-    try:
-        for row in rows.rows():
-            number += 1
-            if row is None:
-                yield BadTask(f"row {number}", f"the row has more than {MAX_LINE_BYTES} bytes")
-            else:
-                yield make_task(row, source=source, place=f"row {number}", root=None, columns=columns)
-    except DecodeError as error:
-        raise ConfigError(f"env.dataset: {source} ended at row {number + 1}: {error}") from error

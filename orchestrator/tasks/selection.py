@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from orchestrator.tasks.base import Source
@@ -19,35 +18,31 @@ SHUFFLE_WINDOW = 10_000
 Tasks = Iterable[Task | BadTask]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Filters, applied in this order. Empty and None change nothing."""
-
-    levels: frozenset[str] = frozenset()
-    tags: frozenset[str] = frozenset()
-    shuffle_seed: int | None = None
-    count: int | None = None
-
-
-def select(source: Source, selection: Selection) -> Source:
-    """The source with the selection applied; the order is the same each time it is read."""
-
-    levels, tags = selection.levels, selection.tags
+def select(
+    source: Source,
+    *,
+    levels: Collection[str] = (),
+    tags: Collection[str] = (),
+    shuffle_seed: int | None = None,
+    count: int | None = None,
+) -> Source:
+    """The source filtered, shuffled and cut, in this order; it is the same each time it is read. Empty and None
+    change nothing."""
+    if not (levels or tags) and shuffle_seed is None and count is None:
+        return source
 
     def fits(task: Task | BadTask) -> bool:
         if isinstance(task, BadTask):
             return True
-        return (not levels or task.level in levels) and (not tags or not tags.isdisjoint(tags_of(task)))
+        return (not levels or task.level in levels) and (not tags or not tags_of(task).isdisjoint(tags))
 
     def read() -> Iterator[Task | BadTask]:
         tasks: Iterator[Task | BadTask] = filter(fits, source)
-        if selection.shuffle_seed is not None:
-            tasks = shuffled(tasks, selection.shuffle_seed)
-        return _first(tasks, selection.count)
+        return _first(tasks if shuffle_seed is None else shuffled(tasks, shuffle_seed), count)
 
     def size() -> int | None:
         total = source.size() if source.size is not None and not (levels or tags) else None
-        return total if total is None or selection.count is None else min(total, selection.count)
+        return total if total is None or count is None else min(total, count)
 
     return Source(source.name, read, None if source.size is None else size)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.query import split_query
-from orchestrator.tasks.selection import Selection, held_out, select
+from orchestrator.tasks.selection import held_out, select
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
@@ -25,39 +25,41 @@ _HASH = "hash:"
 _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
 
 
-def whole_source(env: TaskSettings) -> Source:
-    """All tasks of `env.split`. Raises ConfigError."""
-    return _open(env, env.dataset, env.split)
+class Parts(NamedTuple):
+    """`full`: all tasks of a split. `part`: those that are trained, or those that are held out. `selected`: of
+    these, what the filters leave."""
+
+    full: Source
+    part: Source
+    selected: Source
 
 
-def held_share(env: TaskSettings) -> float | None:
-    """The share that `env.eval_split` holds out by hash; None: it does not."""
-    return _share(env.eval_split)
+def training_parts(env: TaskSettings) -> Parts:
+    """Of `env.split`, without what is held out. Raises ConfigError."""
+    if env.eval_split is not None and held_share(env) is None:
+        _other_split(env.dataset, env.split, env.eval_split)
+    return _parts(env, env.dataset, env.split, evaluation=False)
 
 
-def training_tasks(env: TaskSettings, *, filtered: bool = True) -> Source:
+def evaluation_parts(env: TaskSettings) -> Parts:
+    """Of the split that is held out, or of `env.split`. Raises ConfigError."""
+    if env.eval_split is None or held_share(env) is not None:
+        return _parts(env, env.dataset, env.split, evaluation=True)
+    dataset = _other_split(env.dataset, env.split, env.eval_split)
+    return _parts(env, dataset, env.eval_split, evaluation=True)
+
+
+def training_tasks(env: TaskSettings) -> Source:
     """The tasks of `env.split` that are not held out, selected by the settings. Raises ConfigError.
 
     The same settings give the same tasks at the same places, so a resumed run knows its tasks by their places.
     """
-    source = whole_source(env)
-    share = _share(env.eval_split)
-    if share is not None:
-        source = _part(source, share, held=False)
-    elif env.eval_split is not None:
-        _other_split(env.dataset, env.split, env.eval_split)
-    return _selected(env, source) if filtered else source
+    return training_parts(env).selected
 
 
-def evaluation_tasks(env: TaskSettings, *, filtered: bool = True) -> Source:
+def evaluation_tasks(env: TaskSettings) -> Source:
     """The held-out tasks, or all of `env.split` if none are; selected by the settings. Raises ConfigError."""
-    share = _share(env.eval_split)
-    if env.eval_split is not None and share is None:
-        source = _open(env, _other_split(env.dataset, env.split, env.eval_split), env.eval_split)
-    else:
-        source = whole_source(env)
-        source = source if share is None else _part(source, share, held=True)
-    return _selected(env, source) if filtered else source
+    return evaluation_parts(env).selected
 
 
 def tasks_of(env: TaskSettings, run: Mapping[str, Any]) -> Source:
@@ -65,25 +67,28 @@ def tasks_of(env: TaskSettings, run: Mapping[str, Any]) -> Source:
     return evaluation_tasks(env) if run.get("command") == "evaluate" else training_tasks(env)
 
 
-def _open(env: TaskSettings, dataset: str, split: str) -> Source:
-    return open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
+def held_share(env: TaskSettings) -> float | None:
+    """The share that `env.eval_split` holds out by hash; None: it does not."""
+    text = env.eval_split or ""
+    return float(text.removeprefix(_HASH)) if text.startswith(_HASH) else None
 
 
-def _selected(env: TaskSettings, source: Source) -> Source:
+def _parts(env: TaskSettings, dataset: str, split: str, *, evaluation: bool) -> Parts:
     """Filters, shuffles and cuts after the hold-out, so that `env.max_tasks` counts what is left."""
-    selection = Selection(
-        levels=frozenset(env.levels), tags=frozenset(env.tags), shuffle_seed=env.shuffle_seed, count=env.max_tasks
-    )
-    return source if selection == Selection() else select(source, selection)
+    full = open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
+    share = held_share(env)
+    part = full if share is None else _part(full, share, evaluation=evaluation)
+    selected = select(part, levels=env.levels, tags=env.tags, shuffle_seed=env.shuffle_seed, count=env.max_tasks)
+    return Parts(full, part, selected)
 
 
-def _part(source: Source, share: float, *, held: bool) -> Source:
+def _part(source: Source, share: float, *, evaluation: bool) -> Source:
     """One part of the source. A BadTask has no reliable id, so it is in both parts."""
 
     def read() -> Iterator[Task | BadTask]:
-        return (t for t in source if isinstance(t, BadTask) or held_out(t.task_id, share) == held)
+        return (t for t in source if isinstance(t, BadTask) or held_out(t.task_id, share) == evaluation)
 
-    description = f"the {share:g} held out by hash" if held else f"without the {share:g} held out by hash"
+    description = f"the {share:g} held out by hash" if evaluation else f"without the {share:g} held out by hash"
     return Source(f"{source.name}, {description}", read, None if source.size is None else lambda: None)
 
 
@@ -97,9 +102,3 @@ def _other_split(dataset: str, split: str, eval_split: str) -> str:
     if split == eval_split:
         raise ConfigError(f"env.eval_split: {eval_split} is the split to train on; name another, or hash:SHARE")
     return _NAMED_SPLIT.sub(f"split={eval_split}", dataset) if kind == "hf" else dataset
-
-
-def _share(eval_split: str | None) -> float | None:
-    if eval_split is None or not eval_split.startswith(_HASH):
-        return None
-    return float(eval_split.removeprefix(_HASH))

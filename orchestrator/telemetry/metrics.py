@@ -40,40 +40,30 @@ class RunMetrics(Listener):
     """What a run has done so far, and how it stands. `hosts`: those of the run; None: they are not open."""
 
     def __init__(self, hosts: Callable[[], Hosts | None]) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._hosts = hosts
-        ProcessCollector(registry=registry)
-        Gauge("orchestrator_info", "Which version runs.", ["version"], registry=registry).labels(__version__).set(
-            1
-        )
-        self._rollouts = Counter(
-            "orchestrator_rollouts", "Attempts that are over.", ["split", "outcome"], registry=registry
-        )
-        self._again = Counter(
-            "orchestrator_rollout_retries", "Of these, attempts after the first.", ["split"], registry=registry
-        )
-        self._begun = Counter("orchestrator_rollouts_begun", "Attempts begun.", ["split"], registry=registry)
-        self._groups = Counter(
-            "orchestrator_groups", "Groups that are over.", ["split", "result"], registry=registry
-        )
-        self._bad_tasks = Counter(
-            "orchestrator_bad_tasks", "Rows that no task could be made of.", registry=registry
-        )
-        self._tokens = Counter(
+        ProcessCollector(registry=self.registry)
+        self._gauge("orchestrator_info", "Which version runs.", "version").labels(__version__).set(1)
+        self._rollouts = self._counter("orchestrator_rollouts", "Attempts that are over.", "split", "outcome")
+        self._again = self._counter("orchestrator_rollout_retries", "Of these, attempts after the first.", "split")
+        self._begun = self._counter("orchestrator_rollouts_begun", "Attempts begun.", "split")
+        self._groups = self._counter("orchestrator_groups", "Groups that are over.", "split", "result")
+        self._bad_tasks = self._counter("orchestrator_bad_tasks", "Rows that no task could be made of.")
+        self._tokens = self._counter(
             "orchestrator_tokens",
             "Tokens of completions, by the endpoint's count: sampled ones, and those of prompts.",
-            ["split", "kind"],
-            registry=registry,
+            "split",
+            "kind",
         )
-        self._retries = Counter(
-            "orchestrator_completion_retries", "Requests that failed and were made again.", registry=registry
+        self._retries = self._counter(
+            "orchestrator_completion_retries", "Requests that failed and were made again."
         )
-        self._scores = self._histogram("orchestrator_score", "Scores of rollouts.", _SCORES, ["split"])
+        self._scores = self._histogram("orchestrator_score", "Scores of rollouts.", _SCORES, "split")
         self._completion_s = self._histogram(
             "orchestrator_completion_seconds", "From the request for a completion to its answer.", _SECONDS
         )
         self._rollout_s = self._histogram(
-            "orchestrator_rollout_seconds", "From the assignment to a sandbox to the end.", _SECONDS, ["split"]
+            "orchestrator_rollout_seconds", "From the assignment to a sandbox to the end.", _SECONDS, "split"
         )
         self._wait_s = self._histogram(
             "orchestrator_rollout_launch_seconds",
@@ -86,9 +76,7 @@ class RunMetrics(Listener):
         self.lag_s = self._histogram(
             "orchestrator_event_loop_lag_seconds", "How late the event loop comes to what is due.", _LAGS_S
         )
-        self._nodes = Gauge(
-            "orchestrator_node_up", "Whether rollouts go to a node of the cluster.", ["node"], registry=registry
-        )
+        self._nodes = self._gauge("orchestrator_node_up", "Whether rollouts go to a node of the cluster.", "node")
         for outcome in (*EndedName, *FailedName):  # from the start: a rate needs a first value
             self._rollouts.labels("train", str(outcome))
         for result in ("complete", "dropped"):
@@ -97,12 +85,16 @@ class RunMetrics(Listener):
             self._tokens.labels("train", kind)
         for metric in (self._again, self._begun, self._scores, self._rollout_s):
             metric.labels("train")
-        registry.register(self)  # by its `collect`
+        self.registry.register(self)  # by its `collect`
 
-    def _histogram(
-        self, name: str, description: str, buckets: Iterable[float], labels: Iterable[str] = ()
-    ) -> Histogram:
-        return Histogram(name, description, [*labels], buckets=[*buckets], registry=self.registry)
+    def _counter(self, name: str, description: str, *labels: str) -> Counter:
+        return Counter(name, description, labels, registry=self.registry)
+
+    def _gauge(self, name: str, description: str, *labels: str) -> Gauge:
+        return Gauge(name, description, labels, registry=self.registry)
+
+    def _histogram(self, name: str, description: str, buckets: Iterable[float], *labels: str) -> Histogram:
+        return Histogram(name, description, labels, buckets=[*buckets], registry=self.registry)
 
     # ------------------------------------------------------------ told
 

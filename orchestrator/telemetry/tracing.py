@@ -71,7 +71,7 @@ class Tracing(Listener):
         plan, record, now = attempt.plan, attempt.record, time.time()
         group = set_span_in_context(self._group(plan))
         begun_at = self._begun_at.pop(plan.rollout_id, record.started_at)
-        told: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        attributes: dict[str, str | int | float | bool | tuple[str, ...]] = {
             OPERATION: "invoke_agent",
             MODEL: self._model,
             TEMPERATURE: plan.sampling.temperature,
@@ -84,11 +84,11 @@ class Tracing(Listener):
             "orchestrator.outcome": str(attempt.outcome.name),
         }
         if member is not None:
-            told["orchestrator.score"] = member.score.value
+            attributes["orchestrator.score"] = member.score.value
         if record.node:
-            told["orchestrator.node"] = record.node
+            attributes["orchestrator.node"] = record.node
         ended_at = record.started_at + record.duration_s
-        span = self._span("rollout", group, min(begun_at, record.started_at - record.launch_s), told)
+        span = self._span("rollout", group, min(begun_at, record.started_at - record.launch_s), attributes)
         inside = set_span_in_context(span)
         if record.launch_s:
             self._span("launch", inside, record.started_at - record.launch_s).end(_ns(record.started_at))
@@ -126,8 +126,8 @@ class Tracing(Listener):
             span.end(_ns(start + turn.ended_s))
         for call in record.tool_calls:
             name = self._tool(call.name)
-            told = {OPERATION: "execute_tool", TOOL: name}
-            span = self._span(f"execute_tool {name}", within(call.started_s), start + call.started_s, told)
+            attributes = {OPERATION: "execute_tool", TOOL: name}
+            span = self._span(f"execute_tool {name}", within(call.started_s), start + call.started_s, attributes)
             if call.error is not None:
                 span.set_status(Status(StatusCode.ERROR))
             span.end(_ns(start + call.ended_s))
@@ -141,7 +141,7 @@ class Tracing(Listener):
 
     def _of(self, attempt: Attempt, turn: Turn) -> Attributes:
         completion = turn.completion
-        told: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        attributes: dict[str, str | int | float | bool | tuple[str, ...]] = {
             OPERATION: "chat",
             MODEL: self._model,
             MOST_TOKENS: attempt.plan.sampling.max_tokens,
@@ -153,10 +153,10 @@ class Tracing(Listener):
             "orchestrator.completion.retries": completion.retries,
         }
         if turn.agent:
-            told[AGENT] = turn.agent
+            attributes[AGENT] = turn.agent
         if completion.policy_version is not None:
-            told["orchestrator.policy_version"] = completion.policy_version
-        return told
+            attributes["orchestrator.policy_version"] = completion.policy_version
+        return attributes
 
     def group(self, group: Group) -> None:
         plan = next((attempt.plan for attempt in group.attempts), None)
@@ -176,20 +176,20 @@ class Tracing(Listener):
     def _group(self, plan: RolloutPlan) -> Span:
         key = plan.split, plan.group
         if key not in self._groups:
-            told: Attributes = {
+            attributes: Attributes = {
                 "orchestrator.group": plan.group,
                 "orchestrator.task_id": plan.task.task_id[:200],
                 "orchestrator.split": plan.split,
             }
-            self._groups[key] = self._span("group", Context(), time.time(), told)
+            self._groups[key] = self._span("group", Context(), time.time(), attributes)
         return self._groups[key]
 
     def _span(
-        self, name: str, parent: Context, at: float, told: Attributes | None = None, *, client: bool = False
+        self, name: str, parent: Context, at: float, attributes: Attributes | None = None, *, client: bool = False
     ) -> Span:
         """`at`: unix time."""
         kind = SpanKind.CLIENT if client else SpanKind.INTERNAL
-        return self._tracer.start_span(name, parent, kind, told, start_time=_ns(at))
+        return self._tracer.start_span(name, parent, kind, attributes, start_time=_ns(at))
 
 
 @asynccontextmanager
@@ -201,11 +201,11 @@ async def tracing(
     resource = Resource.create({"service.name": service, "service.version": __version__})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter()))
-    made = Tracing(provider.get_tracer("orchestrator", __version__), model, hosts)
+    listener = Tracing(provider.get_tracer("orchestrator", __version__), model, hosts)
     try:
-        yield made
+        yield listener
     finally:
-        made.end()
+        listener.end()
         loop = asyncio.get_running_loop()
         flushed = asyncio.Event()
 

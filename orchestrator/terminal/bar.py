@@ -41,13 +41,13 @@ class _Lines:
     def __init__(self, total: int, what: str, stream: TextIO) -> None:
         self._total, self._what, self._stream = total, what, stream
         self._done = 0
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line_at = time.monotonic()
 
     def advance(self, more: int) -> None:
         self._done += more
         now = time.monotonic()
-        if now - self._said >= LINE_EVERY_S and 0 < self._done < self._total:
-            self._said = now
+        if now - self._last_line_at >= LINE_EVERY_S and 0 < self._done < self._total:
+            self._last_line_at = now
             left_s = (now - self._began) * (self._total - self._done) / self._done
             print(
                 f"{self._done:,} of {self._total:,} {self._what}, {span(left_s)} left",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TextIO
@@ -21,7 +22,7 @@ class PlainProgress(Listener):
     def __init__(self, wanted: int | None, tally: Tally, stream: TextIO | None = None) -> None:
         self.wanted = wanted
         self._began: tuple[float, int] | None = None  # when this process began, and how many groups were done
-        self._told = 0.0
+        self._last_line_at = 0.0
         self.tally = tally
         self._stream = stream or sys.stderr
 
@@ -41,8 +42,8 @@ class PlainProgress(Listener):
         what = f"{scores}{lost(group)}" if group.dropped is None else f"dropped, {one_line(group.dropped)}"
         self.say(f"{self.heading(group)}  {what}")
         left, now = self.left_s(), time.monotonic()
-        if left is not None and now - self._told >= LINE_EVERY_S:
-            self._told = now
+        if left is not None and now - self._last_line_at >= LINE_EVERY_S:
+            self._last_line_at = now
             self.say(f"{self.done} of {self.wanted} groups, {span(left)} left")
 
     @property
@@ -53,7 +54,7 @@ class PlainProgress(Listener):
     def begun(self, plan: RolloutPlan, node: str) -> None:
         if self._began is None:
             self._began = time.monotonic(), self.done
-            self._told = self._began[0]
+            self._last_line_at = self._began[0]
 
     def left_s(self) -> float | None:
         """Seconds until all groups will be done, at the speed so far; None: nobody knows."""
@@ -73,3 +74,13 @@ class PlainProgress(Listener):
 
     def bad_task(self, task: BadTask) -> None:
         self.say(f"bad task {task.task_id[:80]}: {task.reason}")
+
+
+def open_progress(wanted: int | None, tally: Tally, stream: TextIO | None = None) -> PlainProgress:
+    """The view of a running run that fits `stream`, as a context manager."""
+    stream = stream or sys.stderr
+    if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        return PlainProgress(wanted, tally, stream)
+    from orchestrator.terminal.live import LiveProgress
+
+    return LiveProgress(wanted, tally, stream)

@@ -52,22 +52,13 @@ class PageUnreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPage:
-    """One search result."""
+class Page:
+    """A search result, or a page that was read. `url`: where the service found it, after redirects."""
 
     title: str
     url: str
     content: str
-    date: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPage:
-    """One page's text. `url`: where the service found it, after redirects."""
-
-    title: str
-    url: str
-    content: str
+    date: str | None = None
 
 
 class Tavily:
@@ -96,7 +87,7 @@ class Tavily:
         """Closes the connections. Idempotent."""
         await self._http.aclose()
 
-    async def search(self, query: str, max_results: int, max_chars: int) -> list[FoundPage]:
+    async def search(self, query: str, max_results: int, max_chars: int) -> list[Page]:
         """Results with texts of at most `max_chars` each. Raises ServiceFailed, ToolError."""
         answer = await self._ask(
             lambda: self._client.search(
@@ -104,7 +95,7 @@ class Tavily:
             )
         )
         return [
-            FoundPage(
+            Page(
                 title=self._clean(result.get("title"), 1_000) or "No title",
                 url=self._clean(result.get("url"), 4_000),
                 content=self._clean(result.get("content"), max_chars),
@@ -113,7 +104,7 @@ class Tavily:
             for result in _results(answer)[:max_results]
         ]
 
-    async def extract(self, url: str, max_chars: int) -> ReadPage:
+    async def extract(self, url: str, max_chars: int) -> Page:
         """One page with a text of at most `max_chars`. Raises ServiceFailed, PageUnreadable, ToolError."""
         answer = await self._ask(
             lambda: self._client.extract(
@@ -132,7 +123,7 @@ class Tavily:
         if len(_NOT_TEXT.findall(content[:10_000])) > _BINARY_SHARE * min(len(content), 10_000):
             raise PageUnreadable("it is not text")
         title = self._clean(results[0].get("title"), 1_000) or "Unknown title"
-        return ReadPage(title, self._clean(results[0].get("url"), 4_000) or url, content)
+        return Page(title, self._clean(results[0].get("url"), 4_000) or url, content)
 
     async def usage(self) -> str:
         """How much of the account is used up, in words; empty if the service does not say. Costs no credit.

@@ -40,7 +40,7 @@ MAY_SEE = {
     "run": {"settings"},
     "terminal": {"run"},
     "report": {"completion", "run"},
-    "demo": {"settings", "tasks"},
+    "demo": {"tasks"},
     "forward": {"completion", "local_model", "run", "terminal"},
 }
 FROM_OUTSIDE = {  # what lies on disk, and what an agent is equipped with, is read by rooms that write neither

@@ -62,7 +62,7 @@ def download_gaia(folder: Path, repository: str, revision: str | None, levels: l
 def _download(folder: Path, repository: str, revision: str | None, levels: list[str], say: Say) -> Manifest:
     earlier, complete = _manifest(folder), None
     if earlier and (earlier.repository, earlier.levels) == (repository, levels):
-        complete = None if _not_whole(folder, earlier.files) else earlier
+        complete = None if _incomplete(folder, earlier.files) else earlier
     commit, sizes = (
         (complete.commit, {}) if complete and revision in (None, complete.commit) else _list(repository, revision)
     )
@@ -120,7 +120,7 @@ def _fetch(staged: Path, repository: str, commit: str, sizes: Sizes) -> None:
     """Fetches the files whole. What arrived earlier is not fetched again."""
     from huggingface_hub import HfApi
 
-    absent = _not_whole(staged, sizes)
+    absent = _incomplete(staged, sizes)
     for name in absent:
         (staged / name).unlink(missing_ok=True)  # the client would take a torn file for a whole one
     coming, free = sum(sizes[name] for name in absent), shutil.disk_usage(staged.parents[1]).free
@@ -131,7 +131,7 @@ def _fetch(staged: Path, repository: str, commit: str, sizes: Sizes) -> None:
     HfApi(endpoint=_endpoint()).snapshot_download(
         repository, repo_type="dataset", revision=commit, local_dir=staged, allow_patterns=names
     )
-    if torn := _not_whole(staged, sizes):  # the client raises nothing where it could not ask the hub
+    if torn := _incomplete(staged, sizes):  # the client raises nothing where it could not ask the hub
         raise EnvironmentUnusable(f"{len(torn)} files did not arrive whole, {torn[0]} among them; {_AGAIN}")
 
 
@@ -161,7 +161,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _not_whole(folder: Path, sizes: Sizes) -> list[str]:
+def _incomplete(folder: Path, sizes: Sizes) -> list[str]:
     """The files that are not there in their size. A link is none: `process` follows none."""
     paths = {name: folder / name for name in sizes}
     there = {name: path.stat().st_size for name, path in paths.items() if path.is_file() and not path.is_symlink()}

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from orchestrator.errors import ConfigError
 from orchestrator.tasks.base import NONE, Columns, Source
 from orchestrator.tasks.decoded import Decoded, DecodeError
 from orchestrator.tasks.jsonl import read_jsonl
-from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable
-from orchestrator.tasks.rows import make_task, one_line
+from orchestrator.tasks.lines import check_readable
+from orchestrator.tasks.rows import one_line
 from orchestrator.types import BadTask, Task
 
 SPLITS = ("validation", "test")
@@ -65,21 +66,9 @@ def _tasks(
         if parquet is None:
             yield from read_jsonl(file, source="gaia", flag=_FLAG, columns=columns)
         else:
-            yield from _read_parquet(file, parquet, split_folder, columns)
-
-
-def _read_parquet(file: Path, parquet: Decoded, split_folder: Path, columns: Columns) -> Iterator[Task | BadTask]:
-    number = 0
-    try:
-        for number, row in enumerate(parquet.rows(), 1):
-            place = f"{file.name} row {number}"
-            if row is None:
-                yield BadTask(place, f"the row has more than {MAX_LINE_BYTES} bytes")
-                continue
-            row, root = _located(row, split_folder)
-            yield make_task(row, source="gaia", place=place, root=root, columns=columns)
-    except DecodeError as error:
-        raise ConfigError(f"{_FLAG}: cannot read {file} after row {number}: {error}") from error
+            failure = f"{_FLAG}: cannot read {file}"
+            located = partial(_located, split_folder=split_folder)
+            yield from parquet.tasks("gaia", columns, failure, prefix=f"{file.name} ", located=located)
 
 
 def _located(row: dict[str, Any], split_folder: Path) -> tuple[dict[str, Any], Path]:

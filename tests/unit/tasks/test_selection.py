@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import Source
-from orchestrator.tasks.selection import Selection, held_out, select, shuffled, tags_of
+from orchestrator.tasks.selection import held_out, select, shuffled, tags_of
 from orchestrator.types import BadTask, Task
 
 TASKS: list[Task | BadTask] = [
@@ -20,11 +21,11 @@ TASKS: list[Task | BadTask] = [
 TASKS.insert(5, BadTask("bad", "broken"))
 
 
-def ids(**selection: object) -> list[str]:
+def ids(**selection: Any) -> list[str]:
     def read() -> Iterator[Task | BadTask]:
         return iter(TASKS)
 
-    chosen = select(Source("s", read), Selection(**selection))  # type: ignore[arg-type]
+    chosen = select(Source("s", read), **selection)
     assert list(chosen) == list(chosen)
     return [task.task_id for task in chosen]
 
@@ -34,8 +35,8 @@ def test_nothing_asked_for_changes_nothing() -> None:
 
 
 def test_filters_keep_what_matches_and_report_what_is_bad() -> None:
-    assert ids(levels=frozenset({"1"})) == ["t1", "t4", "bad", "t7", "t10"]
-    assert ids(levels=frozenset({"1", "2"}), tags=frozenset({"odd"})) == ["t1", "bad", "t5", "t7", "t11"]
+    assert ids(levels={"1"}) == ["t1", "t4", "bad", "t7", "t10"]
+    assert ids(levels=frozenset({"1", "2"}), tags={"odd"}) == ["t1", "bad", "t5", "t7", "t11"]
     assert ids(tags=frozenset({"none such"})) == ["bad"]
 
 
@@ -85,10 +86,10 @@ def test_tasks_are_counted_for_progress_without_those_that_are_bad() -> None:
 
     listed = Source("s", lambda: iter(TASKS))
     assert listed.count() == 12
-    assert select(listed, Selection(levels=frozenset({"1"}))).count() == 4
+    assert select(listed, levels={"1"}).count() == 4
     assert Source("s", endless).count(longest_s=0.05) is None
     known = Source("s", endless, lambda: 500)  # what is known is not read
     assert known.count() == 500
-    assert select(known, Selection(count=20, shuffle_seed=1)).count() == 20
-    assert select(known, Selection(tags=frozenset({"odd"}))).count() is None
+    assert select(known, count=20, shuffle_seed=1).count() == 20
+    assert select(known, tags={"odd"}).count() is None
     assert open_tasks("reasoning_gym:chain_sum+gcd?size=12", dataset_path=Path("."), split="").count() == 24

@@ -1,0 +1,116 @@
+"""Makes the data of the package's demo from a finished run.
+
+    python -m bench.recording RUN_DIR TASKS_JSONL TOKENIZER_FOLDER
+
+keeps what a replay needs of the run, the tasks of which every rollout was recorded, and the tokenizer without
+the vocabulary that follows from its merges. Tasks of an earlier recording with the same model and settings stay
+if TASKS_JSONL has them, so a recording can be made in pieces. Nothing of the machine it was made on is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from orchestrator.demo.recording import RECORDING, ROLLOUTS, ROOT, TASKS, Recording, lines
+from orchestrator.demo.tokenizer import PACKED, full
+from orchestrator.settings.table import EnvSettings
+
+_ROLLOUT = ("schema", "task_id", "index", "outcome", "answer", "score")
+_COMPLETION = (
+    "kept", "messages", "segment", "prompt_ids", "text", "visible", "finish_reason", "token_ids", "logprobs",
+    "prompt_tokens", "completion_tokens", "policy_version",
+)  # fmt: skip
+
+
+def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
+    """Writes the package data anew. Raises ValueError for a run that is not token-exact."""
+    facts = json.loads((run / "run.json").read_text("utf-8"))
+    if facts["token_ids"] != "exact":
+        raise ValueError(f"{run} was not recorded with exact token ids")
+    table = EnvSettings.rows().items()
+    env = {name: facts["config"]["env"][name] for name, row in table if "demo" in row.from_run}
+    model = facts["config"]["openai"][0]["model_name"]
+    rows = [json.loads(line) for line in tasks_file.read_text("utf-8").splitlines()]
+    by_task = {**_earlier(model, env), **_scored(run, env["group_size"])}
+    rows = [row for row in rows if row["task_id"] in by_task]
+    kept = [line for row in rows for line in by_task[row["task_id"]]]
+
+    RECORDING.mkdir(exist_ok=True)
+    with lzma.open(ROLLOUTS, "wt", preset=9 | lzma.PRESET_EXTREME, encoding="utf-8") as file:
+        file.writelines(_dumps(line) + "\n" for line in kept)
+    counts = {"tasks": len(rows), "rollouts": len(kept)}
+    facts = {"schema": 1, "model": model, **counts, "token_ids": "exact", "env": env}
+    (RECORDING / "run.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    _copy_tasks(rows, tasks_file.parent)
+    pack(tokenizer_folder)
+    return Recording(model, env, **counts)
+
+
+def _earlier(model: str, env: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Task → its rollouts, of the package's recording if it has the same model and settings."""
+    if not (RECORDING / "run.json").exists():
+        return {}
+    before = Recording.read()
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    if (before.model, before.env) == (model, env):
+        for line in lines():
+            by_task.setdefault(line["task_id"], []).append(line)
+    return by_task
+
+
+def _scored(run: Path, group_size: int) -> dict[str, list[dict[str, Any]]]:
+    """Task → its rollouts by index, for tasks of which every rollout was scored."""
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    with (run / "rollouts.jsonl").open(encoding="utf-8") as file:
+        for line in map(json.loads, file):
+            if line.get("score") is not None:
+                completions = [{name: c[name] for name in _COMPLETION} for c in line["completions"]]
+                kept = {**{name: line[name] for name in _ROLLOUT}, "completions": completions}
+                by_task.setdefault(line["task_id"], []).append(kept)
+    return {
+        task: sorted(rollouts, key=lambda line: line["index"])
+        for task, rollouts in by_task.items()
+        if len(rollouts) == group_size
+    }
+
+
+def _copy_tasks(rows: list[dict[str, Any]], root: Path) -> None:
+    shutil.rmtree(ROOT / "files", ignore_errors=True)
+    for name in {name for row in rows for name in row.get("files", ())}:
+        target = ROOT / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, target)
+    TASKS.write_text("".join(_dumps(row, spaced=True) + "\n" for row in rows), "utf-8")
+
+
+def _dumps(value: object, *, spaced: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=None if spaced else (",", ":"))
+
+
+def pack(folder: Path) -> None:
+    """Writes the packed form of a tokenizer folder. Raises ValueError where merges do not give the vocabulary."""
+    whole = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    model = whole["model"]
+    vocabulary: dict[str, int] = model.pop("vocab")
+    by_id = sorted(vocabulary, key=lambda token: vocabulary[token])
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model.pop("merges")]
+    packed = {
+        "bytes": by_id[:256],
+        "merges": "\n".join(" ".join(merge) for merge in merges),
+        "rest": by_id[256 + len(merges) :],
+        "tokenizer": whole,
+        "config": json.loads((folder / "tokenizer_config.json").read_text("utf-8")),
+    }
+    if full(packed)["model"]["vocab"] != vocabulary:
+        raise ValueError(f"{folder} is no byte-level BPE with its vocabulary in the order of its merges")
+    text = json.dumps(packed, ensure_ascii=False, separators=(",", ":")).encode()
+    PACKED.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+
+
+if __name__ == "__main__":
+    print(make(*map(Path, sys.argv[1:4])))

@@ -15,9 +15,10 @@ from pydantic import Field, create_model
 
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
-from orchestrator.settings.endpoint import OpenAISettings, ServerType
+from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
+from orchestrator.types import ServerType
 
 _ENV_ROWS = EnvSettings.rows()
 _OWN_TYPES = {"tokenizer_name": str | None, "max_num_workers": int}

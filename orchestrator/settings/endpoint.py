@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from orchestrator.rules.redact import Secret
 from orchestrator.rules.text import path_of
@@ -12,8 +12,7 @@ from orchestrator.settings.json_kinds import Headers
 from orchestrator.settings.kinds import Choice, Flag, Integer, Key, Number, Only, Text, is_url, seconds
 from orchestrator.settings.row import ATROPOS, ENDPOINT, EVALUATION, RUNS, Resume, row
 from orchestrator.settings.section import Settings
-
-ServerType = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"]
+from orchestrator.types import ServerType
 
 
 def _is_endpoint(text: str) -> bool:

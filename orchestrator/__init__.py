@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.rules.observer import Listener, Observer
     from orchestrator.run.rows import Row
     from orchestrator.settings.config import Config
-    from orchestrator.settings.sources import load_config
-    from orchestrator.tasks.demand import load_tasks
+    from orchestrator.settings.sources import load_config, load_tasks
     from orchestrator.types import BadTask, Group, Task
 
 __version__ = "0.1.0"
@@ -30,7 +29,7 @@ _HOMES = {
     "SyncOrchestrator": "engine.sync",
     "Config": "settings.config",
     "load_config": "settings.sources",
-    "load_tasks": "tasks.demand",
+    "load_tasks": "settings.sources",
     "Task": "types",
     "BadTask": "types",
     "Group": "types",

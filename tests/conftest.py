@@ -1,17 +1,43 @@
 """The folder of a test that runs commands; how many examples a property is tried with: few in `make test`, many in
 `make test-long`."""
 
+import gc
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+LONGEST_TMPDIR = 40  # bytes: a socket's path, with a test's folder and a sandbox's in it, may have about 100
+
+
+def pytest_configure() -> None:
+    """Tests go to /tmp where TMPDIR is too long for the sockets in it, as the product itself does."""
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR:
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Makes pytest's folder before a test moves TMPDIR to a folder that ends with it."""
     tmp_path_factory.getbasetemp()
+
+
+gc.disable()  # until all is collected: each round would look at everything that there is by then
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """As pytest's own, but with a path so short that sockets fit below it, with xdist too."""
+    with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder:
+        yield Path(folder).resolve()
 
 
 @pytest.fixture

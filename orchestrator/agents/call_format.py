@@ -9,17 +9,17 @@ from orchestrator.errors import ConfigError
 from orchestrator.types import AgentSpec, CallFormat
 
 if TYPE_CHECKING:
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.sampling import SamplingSettings
 
 
-def call_format(env: EnvSettings, agent: AgentSpec, tokenizer: Tokenizer | None) -> CallFormat | None:
+def call_format(settings: SamplingSettings, agent: AgentSpec, tokenizer: Tokenizer | None) -> CallFormat | None:
     """The model's own format. None: JSON in the text, or no agent of the team calls tools.
 
     Raises ConfigError where a format is named and the model's chat template shows no tools.
     """
-    if not agent.calls_tools or env.tool_call_format == "json":
+    if not agent.calls_tools or settings.tool_call_format == "json":
         return None
-    named = env.named_call_format
+    named = settings.named_call_format
     if tokenizer is None:
         return named
     if tokenizer.shape.tools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.agents.equipment import Equipment
@@ -12,38 +12,36 @@ from orchestrator.errors import ConfigError
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.tools.brought import demand_tool_names, host_tool, sandbox_tool
 from orchestrator.tools.functions import Workers
+from orchestrator.types import ManagedAgent
 
 if TYPE_CHECKING:
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.agent import AgentSettings
 
 
-def equip(env: EnvSettings) -> Equipment:
+def equip(settings: AgentSettings) -> Equipment:
     """What goes into every sandbox. Blocking. Raises ConfigError."""
-    templates = env.prompt_templates
+    templates = settings.prompt_templates
     return Equipment(
-        sandbox_tools=tuple(sandbox_tool(spec) for spec in env.sandbox_tools),
-        prompt_templates=None if templates is None else read_templates(templates, env.agent_kind),
-        program=() if env.program is None else read_program(env.program),
+        sandbox_tools=tuple(sandbox_tool(spec) for spec in settings.sandbox_tools),
+        prompt_templates=None if templates is None else read_templates(templates, settings.agent_kind),
+        program=() if settings.program is None else read_program(settings.program),
     )
 
 
-def brought_host_tools(env: EnvSettings) -> dict[str, HostTool]:
-    """The operator's host tools by name. Imports their modules. Raises ConfigError."""
-    if not env.host_tools:
-        return {}
-    workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
-    tools = [host_tool(spec, workers) for spec in env.host_tools]
+def brought_host_tools(specs: Sequence[str], workers: Workers) -> dict[str, HostTool]:
+    """The operator's host tools by name; `workers` calls them. Imports their modules. Raises ConfigError."""
+    tools = [host_tool(spec, workers) for spec in specs]
     demand_tool_names(name for name, _ in tools)
     return dict(tools)
 
 
-def check_team(env: EnvSettings, equipment: Equipment, tools: Mapping[str, HostTool]) -> None:
+def check_team(team: Sequence[ManagedAgent], equipment: Equipment, tools: Mapping[str, HostTool]) -> None:
     """Raises ConfigError unless all names differ and managed agents name existing tools."""
     brought = [tool.name for tool in equipment.sandbox_tools]
-    demand_tool_names(brought, tools, (agent.name for agent in env.managed_agents))
-    known = (*FILE_TOOLS, *brought, *tools)
-    for agent in env.managed_agents:
-        if unknown := sorted(set(agent.tools or ()) - set(known)):
+    demand_tool_names(brought, tools, (agent.name for agent in team))
+    names = (*FILE_TOOLS, *brought, *tools)
+    for agent in team:
+        if unknown := sorted(set(agent.tools or ()) - set(names)):
             raise ConfigError(
-                f"env.managed_agents: {agent.name} is given {', '.join(unknown)}; there are {', '.join(known)}"
+                f"env.managed_agents: {agent.name} is given {', '.join(unknown)}; there are {', '.join(names)}"
             )

@@ -67,13 +67,13 @@ def _check(name: str, text: object, kind: str, path: Path) -> None:
         raise ConfigError(f"{FLAG}: {path} has {name!r}; there are {', '.join(_NAMES)}")
     if not isinstance(text, str):
         raise ConfigError(f"{FLAG}: {path}: {name} must be text")
-    given = _NAMES[name] - (_CODE if kind != "code" else frozenset())
+    variables = _NAMES[name] - (_CODE if kind != "code" else frozenset())
     try:
         used = find_undeclared_variables(Environment(autoescape=False).parse(text))  # noqa: S701  prompts, not pages
     except (TemplateError, RecursionError) as error:
         raise ConfigError(f"{FLAG}: {path}: {name}: {error}") from None
-    if unknown := sorted(used - given):
+    if unknown := sorted(used - variables):
         raise ConfigError(
             f"{FLAG}: {path}: {name} uses {', '.join(unknown)}; it is given "
-            f"{', '.join(sorted(given)) or 'no variables'}"
+            f"{', '.join(sorted(variables)) or 'no variables'}"
         )

@@ -77,7 +77,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
             log=self.wandb_log,
             evaluates=type(self).evaluate is not OrchestratorEnv.evaluate,
         )
-        tokenizer = tokenizer or find_tokenizer(self.own_config)
+        tokenizer = tokenizer or find_tokenizer(self.own_config.env, self.own_config.openai[0].model_name)
         if tokenizer is None:
             raise ConfigError(
                 "env.tokenizer_name: Atropos needs one; name the model's, or use `orchestrator process`"

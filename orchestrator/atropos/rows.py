@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.settings.kinds import SHARE, URL, Choice, Flag, Number, Text, Whole, seconds
+from orchestrator.settings.kinds import SHARE, URL, Choice, Flag, Integer, Number, Text, seconds
 from orchestrator.settings.row import ATROPOS, Resume, row
 from orchestrator.settings.section import Settings
 
@@ -26,7 +26,7 @@ class AtroposSettings(Settings, group=ATROPOS, resume=Resume.FREE, commands=("se
         URL,
         "Atropos' run-api, which hands groups to the trainer",
         resume=Resume.FREE_CONFIRM,
-        first_run=True,
+        first_run=("serve",),
     )
     policy_address: str | None = row(
         None,
@@ -35,14 +35,14 @@ class AtroposSettings(Settings, group=ATROPOS, resume=Resume.FREE, commands=("se
         resume=Resume.FREE_CONFIRM,
     )
     max_num_workers: int = row(
-        -1, Whole(1, special=(-1,)), "groups at a time; -1: max_num_workers_per_node for each endpoint"
+        -1, Integer(1, special=(-1,)), "groups at a time; -1: max_num_workers_per_node for each endpoint"
     )
     max_num_workers_per_node: int = row(
-        -1, Whole(1, special=(-1,)), "groups at a time per endpoint; -1: as many as the sandboxes allow"
+        -1, Integer(1, special=(-1,)), "groups at a time per endpoint; -1: as many as the sandboxes allow"
     )
-    max_eval_workers: int = row(16, Whole(1), "evaluation tasks at a time")
-    max_batches_offpolicy: int = row(3, Whole(1), "batches that may wait for the trainer")
-    batch_size: int = row(-1, Whole(1, special=(-1,)), "-1: the trainer says", resume=Resume.FREE_DATA)
+    max_eval_workers: int = row(16, Integer(1), "evaluation tasks at a time")
+    max_batches_offpolicy: int = row(3, Integer(1), "batches that may wait for the trainer")
+    batch_size: int = row(-1, Integer(1, special=(-1,)), "-1: the trainer says", resume=Resume.FREE_DATA)
     min_batch_allocation: float | None = row(
         None, SHARE, "least part of a batch from here", resume=Resume.FREE_DATA
     )
@@ -54,7 +54,7 @@ class AtroposSettings(Settings, group=ATROPOS, resume=Resume.FREE, commands=("se
         "`timeout`; -1: none",
         resume=Resume.FREE_DATA,
     )
-    steps_per_eval: int = row(100, Whole(1), "trainer steps between two evaluations", resume=Resume.FREE_DATA)
+    steps_per_eval: int = row(100, Integer(1), "trainer steps between two evaluations", resume=Resume.FREE_DATA)
     eval_handling: Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"] = row(
         "STOP_TRAIN",
         Choice(("STOP_TRAIN", "LIMIT_TRAIN", "NONE")),
@@ -65,8 +65,8 @@ class AtroposSettings(Settings, group=ATROPOS, resume=Resume.FREE, commands=("se
     ensure_scores_are_not_same: bool = row(False, Flag(), "drop groups of equal scores", resume=Resume.FREE_DATA)
     use_wandb: bool = row(False, Flag(), "report to Weights & Biases", resume=Resume.FREE_CONFIRM)
     wandb_name: str | None = row("smolagents", Text(), "name to be grouped by", unset="none")
-    num_rollouts_to_keep: int = row(32, Whole(0), "rollouts shown in Weights & Biases")
+    num_rollouts_to_keep: int = row(32, Integer(0), "rollouts shown in Weights & Biases")
     num_rollouts_per_group_for_logging: int = row(
-        1, Whole(1, special=(-1,)), "rollouts of a group shown there; -1: all"
+        1, Integer(1, special=(-1,)), "rollouts of a group shown there; -1: all"
     )
-    min_items_sent_before_logging: int = row(2, Whole(), "0 or less: log every time")
+    min_items_sent_before_logging: int = row(2, Integer(), "0 or less: log every time")

@@ -82,7 +82,9 @@ class Service:
         self.step = 0
         self.registered_name = ""
         self.metrics = Metrics(kept_completions=max(s.rolling_buffer_length for s in config.openai))
-        self.tally = Tally(Prices.of(config), all_segments=bool(config.env.all_segments))
+        self.tally = Tally(
+            Prices.of(config.openai, config.env.price_table), all_segments=bool(config.env.all_segments)
+        )
         self.progress = PlainProgress(None, self.tally)
         self.tracking = Tracking(config.env.use_wandb, Path("wandb"), self.progress.say)
         self.sandbox_time = SandboxTime()
@@ -194,7 +196,7 @@ class Service:
     def _open_output(self, engine: Orchestrator) -> Iterator[OpenRun]:
         path = self._observer.run_path
         assert path is not None
-        with open_run(engine.config, path, self.tally, engine.maker.group_format) as output:
+        with open_run(engine.config.env, path, self.tally, engine.maker.group_format) as output:
             self._output = output
             if self.config.env.resume is not None:
                 self._resume(path, output)

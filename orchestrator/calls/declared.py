@@ -76,19 +76,19 @@ def _declared(same: _Same) -> Declared:
 
 
 def _types(schema: Any) -> frozenset[str]:
-    found: set[str] = set()
+    types: set[str] = set()
     waiting = [schema]
     while waiting:
         one = waiting.pop()
         if not isinstance(one, Mapping):
             continue
-        given = one.get("type")
-        own = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
-        found |= own or ({"object"} if "$ref" in one else own)
+        names = one.get("type")
+        own = {kind for kind in (names if isinstance(names, list) else [names]) if isinstance(kind, str)}
+        types |= own or ({"object"} if "$ref" in one else own)
         for way in ("anyOf", "oneOf"):
             others = one.get(way)
             waiting += others if isinstance(others, list) else ()
-    return frozenset(found)
+    return frozenset(types)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

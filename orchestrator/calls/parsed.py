@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from orchestrator.calls.declared import declared
-from orchestrator.calls.formats import READERS
+from orchestrator.calls.formats import FORMATS
 from orchestrator.calls.source import json_value
 from orchestrator.types import Call, CallFormat, Tools
 
@@ -22,14 +22,14 @@ MAX_DEPTH = 64  # of arguments; more could not come back, and whether Python rea
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedText:
     """What the model said. Without calls, `content` is the whole text; else the text before and around them."""
 
     content: str
     calls: tuple[Call, ...]
 
 
-def parsed(text: str, format: CallFormat, tools: Tools, sequence: int) -> Said:
+def parsed(text: str, format: CallFormat, tools: Tools, sequence: int) -> ParsedText:
     """The calls in a text that stands behind the reasoning and has no end token. Never raises.
 
     A call without a name, of none of the `tools`, or without a JSON object as arguments is malformed; so is one
@@ -39,18 +39,18 @@ def parsed(text: str, format: CallFormat, tools: Tools, sequence: int) -> Said:
     pieces: list[str] = []
     calls: list[Call] = []
     try:
-        for part in READERS[format](text, tools):
+        for part in FORMATS[format].read(text, tools):
             if isinstance(part, str):
                 pieces.append(part.strip())
                 continue
             name, arguments = part
             value = orjson.loads(arguments)  # strict: what it refuses (lone surrogates) could not come back
             if name not in declared(tools).parameters or len(calls) == MAX_CALLS or is_deeper(value, MAX_DEPTH):
-                return Said(text, ())
+                return ParsedText(text, ())
             calls.append(Call(_id(sequence, len(calls)), name, arguments))
     except (ValueError, RecursionError):
-        return Said(text, ())
-    return Said("\n".join(filter(None, pieces)), tuple(calls)) if calls else Said(text, ())
+        return ParsedText(text, ())
+    return ParsedText("\n".join(filter(None, pieces)), tuple(calls)) if calls else ParsedText(text, ())
 
 
 def same_calls(one: Sequence[Call], other: Sequence[Call]) -> bool:

@@ -9,11 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeAlias
-
-from orchestrator.types import Tools
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DIGITS = 4000  # of a number; Python turns longer ones into text and back in quadratic time, or refuses to
@@ -22,8 +19,6 @@ _MISSED_CHARS = 4096  # that such values had when they turned out to be none, be
 
 
 Called: TypeAlias = tuple[str, str]  # a call's name, and the text of its arguments
-# Yields texts around the calls, and the calls. Raises ValueError or RecursionError at a malformed call.
-Reader: TypeAlias = Callable[[str, Tools], Iterator[str | Called]]
 
 
 def _integer(digits: str) -> int:
@@ -61,8 +56,8 @@ class Source:
 
     def before(self, *marks: str) -> str:
         """The text up to the first of the marks, which comes next then; without any, the whole rest."""
-        found = _any_of(marks).search(self._text, self._at)
-        start, self._at = self._at, found.start() if found else len(self._text)
+        match = _any_of(marks).search(self._text, self._at)
+        start, self._at = self._at, match.start() if match else len(self._text)
         return self._text[start : self._at]
 
     def until(self, mark: str) -> str:
@@ -73,11 +68,11 @@ class Source:
 
     def through(self, mark: re.Pattern[str]) -> str:
         """The text up to what the pattern finds, which is read too and must be there."""
-        found = mark.search(self._text, self._at)
-        if not found:
+        match = mark.search(self._text, self._at)
+        if not match:
             raise ValueError(f"no {mark.pattern} follows")
-        start, self._at = self._at, found.end()
-        return self._text[start : found.start()]
+        start, self._at = self._at, match.end()
+        return self._text[start : match.start()]
 
     def comes(self, *marks: str) -> bool:
         """Whether one of the marks comes next."""
@@ -141,20 +136,20 @@ class Source:
         while going:
             key, _ = self.json()
             if not isinstance(key, str):
-                raise ValueError("a key that is no text")
+                raise ValueError("a key is not a text")
             self.take(":")
             members[key] = self.json()
             if going := not self.has("}"):
                 self.take(",")
         name = members.get("name", (None, ""))[0]
-        given = next((members[key] for key in keys if key in members), None)
-        if not isinstance(name, str) or given is None:
+        arguments = next((members[key] for key in keys if key in members), None)
+        if not isinstance(name, str) or arguments is None:
             raise ValueError("a call without a name or arguments")
-        return name, _arguments(*given)
+        return name, _arguments(*arguments)
 
     def _behind_space(self) -> int:
-        found = _SPACE.match(self._text, self._at)
-        return found.end() if found else self._at
+        match = _SPACE.match(self._text, self._at)
+        return match.end() if match else self._at
 
 
 def _arguments(value: Any, text: str) -> str:
@@ -162,14 +157,14 @@ def _arguments(value: Any, text: str) -> str:
     if isinstance(value, str):
         value, text = json_value(value)
     if not isinstance(value, dict):
-        raise ValueError("arguments that are no object")
+        raise ValueError("the arguments are not an object")
     return text
 
 
 def json_value(text: str) -> tuple[Any, str]:
     """(the JSON value that the whole text is, its text without space around)."""
     source = Source(text)
-    found = source.json()
+    value = source.json()
     if not source.ended():
         raise ValueError("text behind a JSON value")
-    return found
+    return value

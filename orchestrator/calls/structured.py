@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.calls.parsed import Said, parsed
+from orchestrator.calls.parsed import ParsedText, parsed
 from orchestrator.types import CallFormat, Message, Tools
 
 
@@ -24,12 +24,12 @@ def structured(
     templates want them; `for_api`: they are text, and a result without a call is a user's message. `one_by_one`:
     several calls in one message stay text, for templates that print one alone.
     """
-    told: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         one: dict[str, Any] = {"role": message.role, "content": message.content}
-        said = calls_in(messages, place, tools, format)
-        if said is not None and not (one_by_one and len(said.calls) > 1):
+        parts = calls_in(messages, place, tools, format)
+        if parts is not None and not (one_by_one and len(parts.calls) > 1):
             waiting = [
                 {
                     "id": call.id,
@@ -39,9 +39,9 @@ def structured(
                         "arguments": call.arguments if for_api else json.loads(call.arguments),
                     },
                 }
-                for call in said.calls
+                for call in parts.calls
             ]
-            one |= {"content": said.content, "tool_calls": list(waiting)}
+            one |= {"content": parts.content, "tool_calls": list(waiting)}
         elif message.role == "tool" and waiting:
             call = waiting.pop(0)
             one |= {"tool_call_id": call["id"]} | ({} if for_api else {"name": call["function"]["name"]})
@@ -49,15 +49,17 @@ def structured(
             one |= {"role": "user"} if for_api else {}
         else:
             waiting = []
-        told.append(one)
-    return told
+        entries.append(one)
+    return entries
 
 
-def calls_in(messages: Sequence[Message], place: int, tools: Tools, format: CallFormat | None) -> Said | None:
+def calls_in(
+    messages: Sequence[Message], place: int, tools: Tools, format: CallFormat | None
+) -> ParsedText | None:
     """What an assistant's message says and calls, if results follow or it is the last one. None: no calls."""
     if format is None or not tools or messages[place].role != "assistant":
         return None
     if place + 1 < len(messages) and messages[place + 1].role != "tool":
         return None
-    said = parsed(messages[place].content, format, tools, place)
-    return said if said.calls else None
+    parts = parsed(messages[place].content, format, tools, place)
+    return parts if parts.calls else None

@@ -58,7 +58,7 @@ async def open_nodes(needs: HostNeeds, stack: AsyncExitStack) -> Nodes:
 
     config = needs.config
     equipment = await asyncio.to_thread(equip, config.env)
-    tokenizer = await asyncio.to_thread(find_tokenizer, config)
+    tokenizer = await asyncio.to_thread(find_tokenizer, config.env, config.openai[0].model_name)
     link = RayLink(config.env.ray_address)
     await link.open()
     stack.push_async_callback(link.close)

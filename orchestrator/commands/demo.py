@@ -55,11 +55,11 @@ def run(config: Config, live: bool) -> int:
     if not live:
         server = OpenAISettings(base_url=f"replay:{RECORDING}", model_name=recording.model)
         return process.run(_demo(config, recording, server, str(unpack())))
-    with _local_model() as told:
-        server = OpenAISettings(base_url=told["base_url"], model_name=told["model_name"])
+    with _local_model() as model:
+        server = OpenAISettings(base_url=model["base_url"], model_name=model["model_name"])
         env = config.env  # one group at a time, so that the first one ends soon
         env = replace(env, max_concurrent_sandboxes=min(env.max_concurrent_sandboxes, recording.env["group_size"]))
-        return process.run(_demo(replace(config, env=env), recording, server, told["tokenizer"]), "demo --live")
+        return process.run(_demo(replace(config, env=env), recording, server, model["tokenizer"]), "demo --live")
 
 
 def demand_demo(directory: Path) -> None:

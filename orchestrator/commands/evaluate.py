@@ -39,7 +39,7 @@ async def _run(config: Config, json: bool) -> int:
     env = config.env
     tasks = tasks_to_evaluate(env)
     path = run_directory_path(env)
-    prices = Prices.of(config)
+    prices = Prices.of(config.openai, env.price_table)
     if env.resume is not None and (count := await asyncio.to_thread(tasks.count)) is not None:
         wanted = min(env.total_steps if env.total_steps > 0 else count, count)
         if metrics := finished_metrics(env, prices, wanted):

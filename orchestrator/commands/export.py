@@ -74,7 +74,7 @@ async def _exported(config: Config, run_dir: Path, format: str, choice: Choice, 
         raise ConfigError(f"cannot read {record}: {error.strerror}") from error
     try:
         policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
-        trained = GroupFormat.of(config.env, tokenizer)
+        trained = GroupFormat.of(config.env, tokenizer, include_messages=config.env.include_messages)
         chooser = Chooser(record, survey, policy, config.env.group_size, trained, choice)
         with new_folder(path, ASKED) as folder:
             rows = await _write(form, chooser, folder)

@@ -38,7 +38,7 @@ async def work(config: Config, command: str = "process") -> int:
     tasks = tasks_to_train(env)
     path = run_directory_path(env)
     wanted = env.total_steps if env.total_steps > 0 else None
-    tally = Tally(Prices.of(config), all_segments=bool(env.all_segments))
+    tally = Tally(Prices.of(config.openai, env.price_table), all_segments=bool(env.all_segments))
     progress = open_progress(wanted, tally)
     observer = Observer(listeners=[tally, progress], say=progress.say, run_path=path, wanted=wanted)
     orchestrator = Orchestrator(config, observer)
@@ -46,7 +46,7 @@ async def work(config: Config, command: str = "process") -> int:
     rows: list[tuple[str, object]] = []
 
     def open_output(engine: Orchestrator) -> AbstractContextManager[OpenRun]:
-        return open_run(config, path, tally, engine.maker.group_format)
+        return open_run(env, path, tally, engine.maker.group_format)
 
     async def make() -> int:
         async with session.opened(orchestrator, open_output, tasks.name) as (engine, output):

@@ -69,8 +69,9 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
     env = config.env
     path = run_directory_path(env)
     counts: Counter[str] = Counter()
-    orchestrator = Orchestrator(config, Observer(say=_print))
-    session = Session(path, _print, Tally())
+    tally = Tally()
+    orchestrator = Orchestrator(config, Observer(listeners=[tally], say=_print))
+    session = Session(path, _print, tally)
 
     @contextmanager
     def open_output(_: Orchestrator) -> Iterator[_Output]:

@@ -77,7 +77,7 @@ async def _rescored(config: Config, run_dir: Path, described: Mapping[str, Any],
     tasks, missing = await asyncio.to_thread(_tasks, config, described, overview)
     with new_run(path) as run:
         async with AsyncExitStack() as stack:
-            scorer = await open_scorer(config, stack)
+            scorer = await open_scorer(config.env, config.judge_api_key, config.startup_timeout, stack)
             tokenizer = await asyncio.to_thread(_tokenizer, config, described, notes)
             work.began = time.monotonic()
             policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
@@ -91,7 +91,8 @@ async def _rescored(config: Config, run_dir: Path, described: Mapping[str, Any],
             health = HealthGate(window=GROUPS * config.env.group_size)
             rescorer = Rescorer(scorer, tokenizer, tasks, missing, overview, health)
             await rescorer.run(texts(record, end), take)
-            groups = grouping.groups(run.record, tasks, GroupFormat.of(config.env, tokenizer))
+            form = GroupFormat.of(config.env, tokenizer, include_messages=config.env.include_messages)
+            groups = grouping.groups(run.record, tasks, form)
             work.dropped = await asyncio.to_thread(run.write_groups, groups)
             work.ended = time.monotonic()
         run.describe(_facts(config, run_dir, described, notes))

@@ -16,7 +16,7 @@ def run(config: Config) -> int:
 
     check_servable(config)
     # Before atroposlib, whose import takes seconds: a tokenizer that cannot be loaded is reported at once.
-    tokenizer = find_tokenizer(config)
+    tokenizer = find_tokenizer(config.env, config.openai[0].model_name)
     from orchestrator.atropos import OrchestratorEnv
 
     return OrchestratorEnv.run_serve(config, tokenizer)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from orchestrator.launch.names import EXTRAS
 from orchestrator.settings.flags import OPTIONS, Command
-from orchestrator.settings.kinds import Choice, File, Files, Flag, Kind, Number, Text, Whole
+from orchestrator.settings.kinds import Choice, File, Files, Flag, Integer, Kind, Number, Text
 from orchestrator.settings.row import Setting
-from orchestrator.settings.table import EnvSettings
+from orchestrator.settings.sandbox import SandboxSettings
 
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
 _SCORE = Number(at_least=0, at_most=1)
@@ -89,7 +89,7 @@ COMMANDS = (
                 unset="none",
             ),
             _option("adapter", File(), "a LoRA folder, as PEFT saves it, to put on the model", unset="none"),
-            _option("max_rollouts", Whole(1), "recompute only so many, chosen evenly", unset="all"),
+            _option("max_rollouts", Integer(1), "recompute only so many, chosen evenly", unset="all"),
             _JSON,
         ),
     ),
@@ -100,7 +100,7 @@ COMMANDS = (
             _JSON,
             _option(
                 "ray_address",
-                EnvSettings.rows()["ray_address"].kind,
+                SandboxSettings.rows()["ray_address"].kind,
                 "look at all nodes of this Ray cluster that carry out rollouts; short for --env.cluster ray "
                 "--env.ray_address ADDRESS",
                 unset="none: this machine",
@@ -193,7 +193,7 @@ COMMANDS = (
             _option("output", File(), "the folder to write", unset="RUN_DIR/export-FORMAT"),
             _option(
                 "best",
-                Whole(1),
+                Integer(1),
                 "only so many rollouts, or pairs, of a group",
                 unset="sft, messages: 1; else all",
             ),
@@ -201,7 +201,7 @@ COMMANDS = (
                 "threshold", _SCORE, "only rollouts, or chosen ones of pairs, of at least this score", unset="all"
             ),
             _option("margin", _SCORE, "only pairs whose scores differ by at least this", unset="any difference"),
-            _option("max_tokens", Whole(1), "only rollouts that are no longer", unset="all"),
+            _option("max_tokens", Integer(1), "only rollouts that are no longer", unset="all"),
         ),
         settings_of="run_dir",
     ),

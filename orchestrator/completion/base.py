@@ -47,6 +47,12 @@ TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
 Ids: TypeAlias = "array[int]"
 Finish: TypeAlias = Literal["stop", "length", "content_filter", "broken_off", "out_of_time"]
+# What is on record of each.
+RECORDED: Mapping[Finish, Literal["stop", "length", "content_filter"]] = {
+    "stop": "stop",
+    "content_filter": "content_filter",
+    **dict.fromkeys(("length", "broken_off", "out_of_time"), "length"),
+}
 Span: TypeAlias = tuple[int, int]  # characters of a text, from the first to behind the last
 
 
@@ -139,8 +145,8 @@ def fitted(request: CompletionRequest, context_length: int | None) -> Completion
         return request
     if exact and prompt >= context_length:
         raise FullContext(f"a prompt of {prompt} tokens for an endpoint that holds {context_length}")
-    # Of a text the endpoint alone knows the length: what is counted here may be too much.
-    most = max(1, context_length - prompt)
+    # Of a text the endpoint alone knows the length: what is counted here may be too much, and it may still fit.
+    most = max(1, context_length // 16, context_length - prompt)
     return replace(request, sampling=replace(request.sampling, max_tokens=most))
 
 
@@ -275,7 +281,7 @@ class Tokenizer(Protocol):
         """How a completion begins that calls a tool: this one, or (None) any. Raises RecordError."""
 
     def last_end(self, text: str) -> int | None:
-        """Where the token begins that ends the text's last turn; None: no such token is its end."""
+        """Where the token begins that ends the text's last turn; None: the text does not end with one."""
 
     @property
     def call_format(self) -> CallFormat | None:

@@ -33,7 +33,7 @@ from orchestrator.completion.parameters import (
     NEUTRAL_TOOL,
     NO_ROOM,
     Kind,
-    Taken,
+    RequestForm,
     kind_of,
     neutral,
     refuses_tools,
@@ -98,7 +98,7 @@ class ChatCompleter:
         self._strict = strict
         self._limiter = Limiter()
         self._reasons = FinishReasons(self.endpoint.shown)
-        self._kinds: dict[Kind, Taken] = {}
+        self._kinds: dict[Kind, RequestForm] = {}
         self._served: set[Kind] = set()
         self._controlled: dict[Kind, float] = {}  # loop time of the last control that changed nothing
         self._learning = asyncio.Lock()
@@ -106,7 +106,7 @@ class ChatCompleter:
     @property
     def left_out(self) -> tuple[str, ...]:
         """Sampling parameters that this endpoint does not know and does not get, whatever is asked for."""
-        return tuple(sorted(self._taken(_PLAIN).left_out))
+        return tuple(sorted(self._form(_PLAIN).left_out))
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -128,10 +128,10 @@ class ChatCompleter:
         """
         url = self.endpoint.shown
         request = neutral(like or trial(Sampling(1.0, 1.0, 1, 1)), 1)
-        taken = self._taken(_PLAIN)
+        form = self._form(_PLAIN)
         for left in reversed(range(requests)):
             try:
-                await startup.answered(partial(startup.sample, partial(self._probed, request, taken)))
+                await startup.answered(partial(startup.sample, partial(self._probed, request, form)))
                 break
             except AuthenticationError as error:
                 raise EnvironmentUnusable(str(error)) from error
@@ -142,59 +142,59 @@ class ChatCompleter:
                 if error.moved:
                     raise EnvironmentUnusable(str(error)) from error
                 try:
-                    changed = self._after(taken, error, request)
+                    changed = self._after(form, error, request)
                 except ParameterError as refused:
                     raise EnvironmentUnusable(str(refused)) from error
                 if changed is None and request.wishes.tools and refuses_tools(error.words):
-                    told = f"the endpoint {url} refuses tools: {error}"
+                    text = f"the endpoint {url} refuses tools: {error}"
                     if needs_tools:
                         raise EnvironmentUnusable(
-                            f"{told}; start it with a parser of calls (vLLM: --enable-auto-tool-choice "
+                            f"{text}; start it with a parser of calls (vLLM: --enable-auto-tool-choice "
                             "--tool-call-parser NAME), or set --env.tool_call_format json"
                         ) from error
                     if notes is not None:
-                        notes.append(f"{told}; a program's requests with tools will be refused")
+                        notes.append(f"{text}; a program's requests with tools will be refused")
                     request = replace(request, wishes=Wishes())
-                elif changed is None and not self._may_be_extras(error, taken):
+                elif changed is None and not self._may_be_extras(error, form):
                     raise EnvironmentUnusable(f"the endpoint {url} refuses completions: {error}") from error
                 else:
-                    taken = (changed or taken).without_extras()
+                    form = (changed or form).without_extras()
             except Retryable as error:
                 if left == 0:
                     raise EnvironmentUnusable(f"the endpoint {url} does not serve: {error}") from error
             except (CompletionError, ContextLengthError) as error:
                 raise EnvironmentUnusable(f"the endpoint {url} refuses completions: {error}") from error
-        self._learn(_PLAIN, taken)
+        self._learn(_PLAIN, form)
 
-    async def _probed(self, request: CompletionRequest, taken: Taken) -> Completion:
+    async def _probed(self, request: CompletionRequest, form: RequestForm) -> Completion:
         try:
-            return await self._call(request, taken, PROBE_TIMEOUT_S, PROBE_HEADER)
+            return await self._call(request, form, PROBE_TIMEOUT_S, PROBE_HEADER)
         except Retryable as error:
             if error.status in _REFUSING and (
-                self._after(taken, error, request) is not None
+                self._after(form, error, request) is not None
                 or (request.wishes.tools and refuses_tools(error.words))
             ):
                 raise Refusal(str(error), error.status or 500, error.words) from error
             raise
 
     async def sample(self, request: CompletionRequest) -> Completion:
-        asked = fitted(request, self.context_length)
-        kind, first = kind_of(request.wishes), asked
+        attempt = fitted(request, self.context_length)
+        kind, first = kind_of(request.wishes), attempt
 
         async def call() -> Completion:
-            nonlocal asked
+            nonlocal attempt
             while True:
-                taken = self._taken(kind)
+                form = self._form(kind)
                 try:
-                    completion = await self._call(asked, taken, self.endpoint.timeout_s)
+                    completion = await self._call(attempt, form, self.endpoint.timeout_s)
                 except ContextLengthError as error:
-                    smaller = refitted(asked, error)
-                    if smaller is None or asked is not first:
+                    smaller = refitted(attempt, error)
+                    if smaller is None or attempt is not first:
                         raise
-                    asked = smaller
+                    attempt = smaller
                 except (Refusal, Retryable) as error:
                     # Each time something more is left out, so the loop ends.
-                    if not await self._learned(error, asked, taken):
+                    if not await self._learned(error, attempt, form):
                         raise
                 else:
                     self._served.add(kind)
@@ -203,99 +203,114 @@ class ChatCompleter:
         completion, retries = await with_retries(call, self._retry, self.endpoint.timeout_s, self._limiter)
         return replace(completion, retries=retries) if retries else completion
 
-    def _taken(self, kind: Kind) -> Taken:
-        return self._kinds.get(_PLAIN, Taken()).beside(self._kinds.get(kind, Taken()))
+    def _form(self, kind: Kind) -> RequestForm:
+        return self._kinds.get(_PLAIN, RequestForm()).beside(self._kinds.get(kind, RequestForm()))
 
-    def _learn(self, kind: Kind, taken: Taken) -> None:
+    def _learn(self, kind: Kind, form: RequestForm) -> None:
         """Requests of this kind look so from now on."""
-        before, self._kinds[kind] = self._taken(kind), taken
-        if names := sorted(taken.left_out - before.left_out):
+        before, self._kinds[kind] = self._form(kind), form
+        if names := sorted(form.left_out - before.left_out):
             log.warning("%s does not know %s: left out", self.endpoint.shown, ", ".join(names))
-        if taken.most_stops not in (None, before.most_stops):
+        if form.most_stops not in (None, before.most_stops):
             log.warning(
                 "%s takes %d stop strings: the orchestrator cuts at the others, and the text behind them is "
                 "sampled for nothing",
-                self.endpoint.shown, taken.most_stops,
+                self.endpoint.shown, form.most_stops,
             )  # fmt: skip
-        if taken.folds_system and not before.folds_system:
+        if form.folds_system and not before.folds_system:
             log.warning(
                 "%s takes no system message: it is sent as the beginning of the user's first", self.endpoint.shown
             )
 
-    async def _learned(self, error: Refusal | Retryable, request: CompletionRequest, taken: Taken) -> bool:
+    async def _learned(self, error: Refusal | Retryable, request: CompletionRequest, form: RequestForm) -> bool:
         """Whether requests like this one look otherwise by now, behind a refusal of it.
 
         A refusal may quote what the model, or code of it, wrote on purpose. So a neutral request of the same kind
         is sent with the same parameters, and only its refusals count.
         """
         kind = kind_of(request.wishes)
-        if self._taken(kind) != taken:
+        if self._form(kind) != form:
             return True
         if error.status not in _REFUSING and (isinstance(error, Retryable) or error.moved):
             return False
         try:
-            named = await aside_if(_is_long(request), self._after, taken, error, request) is not None
+            names_parameter = await aside_if(_is_long(request), self._after, form, error, request) is not None
         except ParameterError:
-            named = True
-        blind = self._may_be_extras(error, taken) or (error.status in _OF_TEMPLATE and taken.may_fold(request))
-        if not named and (kind in self._served or not blind):
+            names_parameter = True
+        blind = self._may_be_extras(error, form) or (error.status in _OF_TEMPLATE and form.may_fold(request))
+        if not names_parameter and (kind in self._served or not blind):
             return False
         async with self._learning:
-            if self._taken(kind) != taken:
+            if self._form(kind) != form:
                 return True
             now = asyncio.get_running_loop().time()
             if now - self._controlled.get(kind, -CACHE_S) < CACHE_S:
                 return False
-            found = await self._found(taken, neutral(request, CONTROL_TOKENS))
-            if found is None or found == taken:
+            served_form = await self._served_form(form, neutral(request, CONTROL_TOKENS))
+            if served_form is None or served_form == form:
                 self._controlled[kind] = now
                 return False
-            self._learn(kind, found)
+            self._learn(kind, served_form)
             return True
 
-    async def _found(self, taken: Taken, request: CompletionRequest) -> Taken | None:
+    async def _served_form(self, form: RequestForm, request: CompletionRequest) -> RequestForm | None:
         """How a neutral request has to look to be served; None: that is not to be found out. Raises
         ParameterError."""
-        while True:
-            try:
-                await self._call(request, taken, PROBE_TIMEOUT_S)
-            except UnusableSample:
-                return taken
-            except (Refusal, Retryable) as error:
-                if isinstance(error, Retryable) and error.status not in _REFUSING:
-                    return None
-                changed = self._after(taken, error, request)
-                if changed is None and self._may_be_extras(error, taken):
-                    changed = taken.without_extras()
-                elif changed is None and error.status in _OF_TEMPLATE and taken.may_fold(request):
-                    changed = replace(taken, folds_system=True)  # the server's template may refuse the role
-                if changed is None:
-                    return None
-                taken = changed
-            except (CompletionError, ContextLengthError):
+        folds = False  # by a guess
+        while (error := await self._refusal(form, request)) is not None:
+            if not isinstance(error, Refusal | Retryable) or (
+                isinstance(error, Retryable) and error.status not in _REFUSING
+            ):
                 return None
-            else:
-                return taken
+            changed = self._after(form, error, request)
+            if changed is None and self._may_be_extras(error, form):
+                changed = form.without_extras()
+            elif changed is None and error.status in _OF_TEMPLATE and form.may_fold(request):
+                folds, changed = True, replace(form, folds_system=True)  # its template may refuse the role
+            if changed is None:
+                return None
+            form = changed
+        plain = replace(form, folds_system=False)
+        # What was refused may have passed by the next request.
+        return plain if folds and await self._refusal(plain, request) is None else form
 
-    def _after(self, taken: Taken, error: Refusal | Retryable, request: CompletionRequest) -> Taken | None:
+    async def _refusal(
+        self, form: RequestForm, request: CompletionRequest
+    ) -> CompletionError | ContextLengthError | None:
+        """Why a request that looks so is not served; None: it is."""
+        try:
+            await self._call(request, form, PROBE_TIMEOUT_S)
+        except UnusableSample:
+            return None
+        except (CompletionError, ContextLengthError) as error:
+            return error
+        return None
+
+    def _after(
+        self, form: RequestForm, error: Refusal | Retryable, request: CompletionRequest
+    ) -> RequestForm | None:
         """How the request is to look after this refusal; None: that makes no difference. Raises ParameterError."""
         extras = self.endpoint.chat_extras
-        changed = taken.after(error.words, request, strict=self._strict, extras=extras)
-        return None if changed == taken else changed
+        changed = form.after(error.words, request, strict=self._strict, extras=extras)
+        return None if changed == form else changed
 
-    def _may_be_extras(self, error: Refusal | Retryable, taken: Taken) -> bool:
+    def _may_be_extras(self, error: Refusal | Retryable, form: RequestForm) -> bool:
         """Whether a refusal that names nothing may be of the parameters that are not OpenAI's."""
-        return isinstance(error, Refusal) and error.of_text and not taken.left_out >= EXTRAS.keys()
+        return isinstance(error, Refusal) and error.of_text and not form.left_out >= EXTRAS.keys()
 
     async def _call(
-        self, request: CompletionRequest, taken: Taken, timeout_s: float, headers: Mapping[str, str] | None = None
+        self,
+        request: CompletionRequest,
+        form: RequestForm,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> Completion:
         before = await self._attribution.before()
         model = before.served.model or self.endpoint.model
         try:
             answer = await self._client.post(
                 f"{self._client.openai}/chat/completions",
-                await aside_if(_is_long(request), taken.body, request, model, self.endpoint),
+                await aside_if(_is_long(request), form.body, request, model, self.endpoint),
                 timeout_s=timeout_s,
                 headers=headers,
                 max_bytes=MAX_BODY_BYTES,
@@ -305,11 +320,11 @@ class ChatCompleter:
                 raise UnusableSample("a sample that is all reasoning", _thought(request)) from error
             raise self._attribution.refused(before, error) from error
         try:
-            completion, fault = completion_of(answer, request, self._reasons, self._client.said)
+            completion, fault = completion_of(answer, request, self._reasons, self._client.quote)
             count = completion.sampled_tokens
             spans = await self._attribution.spans(before, count, (), completion.policy_version)
         except NONSENSE as error:
-            said = self._client.said(answer)
+            said = self._client.quote(answer)
             raise Retryable(f"not a chat completion ({type(error).__name__}): {said}") from error
         completion = completion.sampled_from(spans)
         if fault:  # no retry: an endpoint may not know seeds, and a retry would then give another sample

@@ -1,4 +1,4 @@
-"""An answer of a chat endpoint as a completion: text, reasoning, calls, ids, why it ended.
+"""Reads the answer of a chat endpoint: text, reasoning, calls, ids, why it ended.
 
 Services word the same answer in many ways. What is not used is not checked: an endpoint's log-probs are recorded
 where they are whole, and left out elsewhere.
@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from orchestrator.calls.formats import written
 from orchestrator.calls.parsed import parsed, same_calls
-from orchestrator.calls.written import written
-from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.finish import FinishReasons, end_of, recorded_end
+from orchestrator.completion.base import RECORDED, CompletionRequest, Finish
+from orchestrator.completion.finish import FinishReasons, end_of
 from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.reasoning import reasoning_chars, tagged
 from orchestrator.completion.retry import Retryable, SpoiltSample
@@ -48,13 +48,13 @@ def completion_of(
         tagged(reasoning) if reasoning.strip() else ""
     )
     calls = _calls(message) if request.wishes.tools else []
-    said = _with_calls(content or "", calls, request) if calls else content
-    text = valid(reasoning + (said or ""))  # a server may cut a character in two
+    words = _with_calls(content or "", calls, request) if calls else content
+    text = valid(reasoning + (words or ""))  # a server may cut a character in two
     # Where the server sent reasoning apart from the answer, no part of the answer is reasoning.
     thought = len(valid(reasoning)) if reasoning else reasoning_chars(text, None)
     tokens, logprobs = _ids_and_logprobs(choice)
     usage = answer.get("usage") or {}
-    most, asked = request.sampling.max_tokens, sum(len(m.content) for m in request.messages)
+    most, prompt_chars = request.sampling.max_tokens, sum(len(m.content) for m in request.messages)
     if len(text) > most * MAX_TOKEN_CHARS:
         raise Retryable(f"{len(text)} characters where {most} tokens were asked for")
     # Budgets count these numbers: an impossible one must not end a rollout.
@@ -67,16 +67,18 @@ def completion_of(
     there = bool(text) or sampled > 0
     if error and not there:
         raise Retryable(f"an answer that the server broke off: {quote(error)}")
-    finish = "broken_off" if error else reasons.end(reason, there=there, full=sampled >= most and not calls)
-    cut = finish in ("length", "broken_off", "out_of_time")
+    finish: Finish = (
+        "broken_off" if error else reasons.end(reason, there=there, full=sampled >= most and not calls)
+    )
+    recorded = RECORDED[finish]
     completion = Completion(
         text=text,
         visible=visible,
         # A server that is not told of a stop string goes on behind it.
-        finish_reason="stop" if cut and len(visible) < len(text) - thought else recorded_end(finish),
+        finish_reason="stop" if recorded == "length" and len(visible) < len(text) - thought else recorded,
         tokens_T=tokens,
         logprobs_T=logprobs,
-        prompt_tokens=prompt if prompt <= 4 * asked + MAX_TEMPLATE_TOKENS else 0,
+        prompt_tokens=prompt if prompt <= 4 * prompt_chars + MAX_TEMPLATE_TOKENS else 0,
         completion_tokens=max(1, sampled),
         policy_version=_version(answer),
         reasoning_chars=thought,
@@ -86,7 +88,7 @@ def completion_of(
         raise SpoiltSample(f"an answer that the server broke off: {why}", completion)
     if finish in ("content_filter", "out_of_time"):
         return completion, f"a sample that ended by {str(reason)[:40]!r}"
-    empty = (said is None and not reasoning) or not sampled
+    empty = (words is None and not reasoning) or not sampled
     return completion, "a sample without text" if empty else ""
 
 
@@ -150,25 +152,25 @@ def _with_calls(content: str, calls: list[Call], request: CompletionRequest) -> 
 def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """(ids, log-probs), each where the endpoint gives a whole list of them. A chat's are recorded and not trained
     with, so what is wrong with them costs no sample."""
-    told = choice.get("logprobs")
-    entries = told.get("content") if isinstance(told, dict) else None
+    field = choice.get("logprobs")
+    entries = field.get("content") if isinstance(field, dict) else None
     entries = entries if isinstance(entries, list) and all(isinstance(one, dict) for one in entries) else []
     ids: Any = choice.get("token_ids")
     if ids is None:
         ids = [entry.get("id") for entry in entries]
-    known = isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < 2**31 for i in ids)
+    usable = isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < 2**31 for i in ids)
     values = [entry.get("logprob") for entry in entries]
     real = all(type(v) in (int, float) and math.isfinite(v) and v <= 1e-6 for v in values)
     logprobs = tuple(min(0.0, float(v)) for v in values) if values and real else None
-    tokens = tuple(ids) if known else None
+    tokens = tuple(ids) if usable else None
     if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
         logprobs = None
     return tokens, logprobs
 
 
 def _version(answer: Mapping[str, Any]) -> str | None:
-    told = (answer.get(name) for name in ("weight_version", "policy_version"))
-    return next((version_text(version) for version in told if version is not None), None)
+    field = (answer.get(name) for name in ("weight_version", "policy_version"))
+    return next((version_text(version) for version in field if version is not None), None)
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.completion.atropos_generate import AtroposDialect
 from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint, Refusal
 from orchestrator.completion.chat import ChatCompleter, trial
-from orchestrator.completion.connect_ids import ids_or_why_not
+from orchestrator.completion.connect_ids import IdProbe
 from orchestrator.completion.http import HttpClient, Unreadable
 from orchestrator.completion.ids import Dialect, IdCompleter
 from orchestrator.completion.llamacpp import LlamaCppDialect
@@ -31,7 +30,7 @@ from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.startup import NO_PATIENCE, Patience, Startup
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution
-from orchestrator.completion.vllm import VllmDialect
+from orchestrator.completion.vllm import AtroposDialect, VllmDialect
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.rules.policy import Policy
 from orchestrator.types import CallFormat, Sampling
@@ -82,24 +81,16 @@ async def connect(
         if endpoint.hosted or tokens == "retokenize" or tokenizer is None or dialect is None:
             why = "it was asked for" if tokens == "retokenize" else _why_no_ids(endpoint, tokenizer)
         else:
-            found = await ids_or_why_not(
-                dialect,
-                client,
-                tokenizer,
-                startup,
-                known=owner in _KNOWN,
-                temperature=temperature,
-                notes=notes,
-                policy=policy,
-            )
-            if isinstance(found, IdCompleter):
+            probe = IdProbe(dialect, client, tokenizer, startup, owner in _KNOWN, temperature, notes, policy)
+            result = await probe.ids_or_why_not()
+            if isinstance(result, IdCompleter):
                 # llama.cpp tells a completion that fills its context as it tells one whose beginning it dropped.
                 spare = int(isinstance(dialect, LlamaCppDialect))
-                found.context_length = card.context_length and card.context_length - spare
+                result.context_length = card.context_length and card.context_length - spare
                 _demand_no_asked_reasoning(endpoint, "it takes token ids")
                 startup.over()
-                return found
-            why = found
+                return result
+            why = result
         if tokens == "exact":
             raise EnvironmentUnusable(
                 f"the endpoint {endpoint.shown} gives no exact token ids ({why}); "
@@ -155,8 +146,8 @@ async def _card(client: HttpClient, startup: Startup) -> _Card:
         own = cards.get(client.endpoint.model, first if owner in _KNOWN else {})
         base = cards.get(str(own.get("parent")), {})  # of an adapter, which has no length of its own
         # By vLLM and SGLang; by llama.cpp.
-        told = own.get("max_model_len") or base.get("max_model_len") or (own.get("meta") or {}).get("n_ctx")
-        return _Card(owner, told if type(told) is int and told > 0 else None)
+        length = own.get("max_model_len") or base.get("max_model_len") or (own.get("meta") or {}).get("n_ctx")
+        return _Card(owner, length if type(length) is int and length > 0 else None)
     except NONSENSE:
         return _Card("")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Refusal, ids_of
@@ -31,103 +32,98 @@ TOKENIZE_TIMEOUT_S = 10.0
 _TEXT = "I add 12 and 30, größer als 7:\n<code>\nfor i in range(3):\n    print(12 + 30)\n</code>"
 
 
-async def ids_or_why_not(
-    dialect: Dialect,
-    client: HttpClient,
-    tokenizer: HubTokenizer,
-    startup: Startup,
-    *,
-    known: bool,
-    temperature: float,
-    notes: list[str],
-    policy: Policy,
-) -> IdCompleter | str:
-    """An exact completer; or why the endpoint gives no ids, in its own words.
+@dataclass(frozen=True, slots=True)
+class IdProbe:
+    """Asks one endpoint for ids. `known`: a server that takes ids, by its own word. `policy`: what a trainer
+    says it serves."""
 
-    Raises EnvironmentUnusable for an endpoint that gives ids, but none that can be used. `known`: a server that
-    takes ids, by its own word. `policy`: what a trainer says it serves.
-    """
-    shown = client.endpoint.shown
-    try:
-        return await _ids(dialect, client, tokenizer, startup, known, temperature, notes, policy)
-    except WrongTokenizer as error:
-        raise EnvironmentUnusable(
-            f"the tokenizer is not the endpoint's: {error}; set --env.tokenizer_name to the model's own"
-        ) from error
-    except AuthenticationError as error:
-        raise EnvironmentUnusable(str(error)) from error
-    except Refusal as error:
-        if error.moved:
-            raise EnvironmentUnusable(str(error)) from error
-        if known:  # it takes ids, but not ours: going on with text would hide the reason
+    dialect: Dialect
+    client: HttpClient
+    tokenizer: HubTokenizer
+    startup: Startup
+    known: bool
+    temperature: float
+    notes: list[str]
+    policy: Policy
+
+    async def ids_or_why_not(self) -> IdCompleter | str:
+        """An exact completer; or why the endpoint gives no ids, in its own words.
+
+        Raises EnvironmentUnusable for an endpoint that gives ids, but none that can be used.
+        """
+        address = self.client.endpoint.shown
+        try:
+            return await self._ids()
+        except WrongTokenizer as error:
             raise EnvironmentUnusable(
-                f"the endpoint refuses our token ids ({error}); set --env.tokenizer_name to the model's "
-                "own tokenizer, or --env.token_source retokenize to do without its ids"
+                f"the tokenizer is not the endpoint's: {error}; set --env.tokenizer_name to the model's own"
             ) from error
-        return f"as {dialect.name} it answered: {error}"
-    except (ForeignAnswer, ContextLengthError) as error:
-        return f"as {dialect.name} it answered: {error}"
-    except CompletionError as error:
-        raise EnvironmentUnusable(
-            f"what the endpoint {shown} answers as {dialect.name} cannot be used ({error}); set "
-            "--env.tokenizer_name to the model's own tokenizer, or --env.token_source retokenize to do without ids"
-        ) from error
+        except AuthenticationError as error:
+            raise EnvironmentUnusable(str(error)) from error
+        except Refusal as error:
+            if error.moved:
+                raise EnvironmentUnusable(str(error)) from error
+            if self.known:  # it takes ids, but not ours: going on with text would hide the reason
+                raise EnvironmentUnusable(
+                    f"the endpoint refuses our token ids ({error}); set --env.tokenizer_name to the model's "
+                    "own tokenizer, or --env.token_source retokenize to do without its ids"
+                ) from error
+            return f"as {self.dialect.name} it answered: {error}"
+        except (ForeignAnswer, ContextLengthError) as error:
+            return f"as {self.dialect.name} it answered: {error}"
+        except CompletionError as error:
+            raise EnvironmentUnusable(
+                f"what the endpoint {address} answers as {self.dialect.name} cannot be used ({error}); set "
+                "--env.tokenizer_name to the model's own tokenizer, or --env.token_source retokenize to do "
+                "without ids"
+            ) from error
 
+    async def _ids(self) -> IdCompleter:
+        """An exact completer, probed. Raises what `IdCompleter.probe` raises, and EnvironmentUnusable."""
+        if unknown := self.tokenizer.unknown_template_kwargs:
+            names = ", ".join(unknown)
+            raise EnvironmentUnusable(
+                f"env.chat_template_kwargs: the chat template of {self.tokenizer.name} does not know {names}"
+            )
+        kind = LlamaCppCompleter if isinstance(self.dialect, LlamaCppDialect) else IdCompleter
+        text = self.tokenizer.render((Message("user", "1+1="),), generation_prompt=True)
+        prompt = ids_of(self.tokenizer.encode(text))
 
-async def _ids(
-    dialect: Dialect,
-    client: HttpClient,
-    tokenizer: HubTokenizer,
-    startup: Startup,
-    known: bool,
-    temperature: float,
-    notes: list[str],
-    policy: Policy,
-) -> IdCompleter:
-    """An exact completer, probed. Raises what `IdCompleter.probe` raises, and EnvironmentUnusable."""
-    if unknown := tokenizer.unknown_template_kwargs:
-        raise EnvironmentUnusable(
-            f"env.chat_template_kwargs: the chat template of {tokenizer.name} does not know {', '.join(unknown)}"
-        )
-    kind = LlamaCppCompleter if isinstance(dialect, LlamaCppDialect) else IdCompleter
-    text = tokenizer.render((Message("user", "1+1="),), generation_prompt=True)
-    prompt = ids_of(tokenizer.encode(text))
+        async def attempt(seed: int) -> IdCompleter:
+            sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=seed)
+            request = CompletionRequest((), prompt, (), sampling, "probe", "probe", 0, 0)
 
-    async def asked(seed: int) -> IdCompleter:
-        sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=seed)
-        request = CompletionRequest((), prompt, (), sampling, "probe", "probe", 0, 0)
+            async def probed(completer: IdCompleter) -> IdCompleter:
+                await self.startup.sample(lambda: completer.probe(request, PROBE_TIMEOUT_S))
+                return completer
 
-        async def probed(completer: IdCompleter) -> IdCompleter:
-            await startup.sample(lambda: completer.probe(request, PROBE_TIMEOUT_S))
-            return completer
+            completer = kind(self.dialect, self.client, self.tokenizer, attribution=Attribution(self.policy))
+            if isinstance(self.dialect, SglangDialect):
+                other = SglangDialect(seeded=False)
+                unseeded = IdCompleter(other, self.client, self.tokenizer, attribution=Attribution(self.policy))
+                return await _seeded_if_known(completer, unseeded, probed)
+            return await probed(completer)
 
-        completer = kind(dialect, client, tokenizer, attribution=Attribution(policy))
-        if isinstance(dialect, SglangDialect):
-            other = SglangDialect(seeded=False)
-            unseeded = IdCompleter(other, client, tokenizer, attribution=Attribution(policy))
-            return await _seeded_if_known(completer, unseeded, probed)
-        return await probed(completer)
-
-    else_do = "" if known else "; for an endpoint without token ids set --openai.server_type openai"
-    try:
-        completer = await startup.answered(partial(asked, 1), else_do)
-    except Retryable:
-        # A fault that passes, or a rare token, may spoil one answer: two decide. One sample is left for the chat.
-        if startup.samples_left < 2:
-            raise
-        completer = await startup.answered(partial(asked, 2), else_do)
-    if isinstance(dialect, VllmDialect):  # from the first task on: no probe asks for it
-        completer.attribution.asked = Question(client, "/weight_info", vllm_version)
-    if isinstance(completer.dialect, SglangDialect) and not completer.dialect.seeded:
-        notes.append("this SGLang knows no sampling_seed: rollouts are not repeatable by seed")
-    if isinstance(dialect, VllmDialect | LlamaCppDialect):
-        await _compare_tokenizers(dialect, client, tokenizer, notes)
-    if isinstance(dialect, SglangDialect) and temperature != 1.0:
-        notes.append(
-            "SGLang's log-probs are of the distribution at the sampling temperature "
-            "unless it was started with SGLANG_RETURN_ORIGINAL_LOGPROB=1"
-        )
-    return completer
+        else_do = "" if self.known else "; for an endpoint without token ids set --openai.server_type openai"
+        try:
+            completer = await self.startup.answered(partial(attempt, 1), else_do)
+        except Retryable:
+            # A fault that passes, or a rare token, may spoil one answer: two decide. One is left for the chat.
+            if self.startup.samples_left < 2:
+                raise
+            completer = await self.startup.answered(partial(attempt, 2), else_do)
+        if isinstance(self.dialect, VllmDialect):  # from the first task on: no probe asks for it
+            completer.attribution.question = Question(self.client, "/weight_info", vllm_version)
+        if isinstance(completer.dialect, SglangDialect) and not completer.dialect.seeded:
+            self.notes.append("this SGLang knows no sampling_seed: rollouts are not repeatable by seed")
+        if isinstance(self.dialect, VllmDialect | LlamaCppDialect):
+            await _compare_tokenizers(self.dialect, self.client, self.tokenizer, self.notes)
+        if isinstance(self.dialect, SglangDialect) and self.temperature != 1.0:
+            self.notes.append(
+                "SGLang's log-probs are of the distribution at the sampling temperature "
+                "unless it was started with SGLANG_RETURN_ORIGINAL_LOGPROB=1"
+            )
+        return completer
 
 
 async def _seeded_if_known(

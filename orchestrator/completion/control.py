@@ -1,4 +1,4 @@
-"""Whether an endpoint, and the chat template before it, serve a neutral prompt without a word of the policy's."""
+"""Asks an endpoint, through the chat template, a neutral prompt without a word of the policy's."""
 
 from __future__ import annotations
 

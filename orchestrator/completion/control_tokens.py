@@ -68,8 +68,8 @@ class ControlTokens:
 
     def found_in(self, text: str) -> list[int]:
         """The control tokens that `text` holds, in order; by numbers of this object's own."""
-        (found,) = self._finder.encode_batch_fast([text], add_special_tokens=False)
-        return [number for number in found.ids if number]
+        (encoding,) = self._finder.encode_batch_fast([text], add_special_tokens=False)
+        return [number for number in encoding.ids if number]
 
     def spelled_in(self, text: str) -> bool:
         """Whether `text` holds a control token."""
@@ -77,15 +77,17 @@ class ControlTokens:
             return False
         for start in range(0, len(text), _WINDOW):
             window = text[start : start + _WINDOW + self._longest]
-            (found,) = self._finder.encode_batch_fast([window], add_special_tokens=False)
-            if any(found.ids):
+            (encoding,) = self._finder.encode_batch_fast([window], add_special_tokens=False)
+            if any(encoding.ids):
                 return True
         return False
 
     def cut(self, text: str) -> list[str]:
         """`text` in pieces, cut in the middle of each control token that was found."""
-        (found,) = self._finder.encode_batch([text], add_special_tokens=False)
+        (encoding,) = self._finder.encode_batch([text], add_special_tokens=False)
         cuts = [
-            (start + end) // 2 for number, (start, end) in zip(found.ids, found.offsets, strict=True) if number
+            (start + end) // 2
+            for number, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if number
         ]
         return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]

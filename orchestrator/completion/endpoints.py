@@ -16,23 +16,36 @@ from orchestrator.completion.chat import ChatCompleter, trial
 from orchestrator.completion.connect import connect
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import LimitedCompleter, RoutedCompleter
-from orchestrator.completion.startup import Patience, Startup, Wait
+from orchestrator.completion.startup import NO_PATIENCE, Patience, Startup, Wait
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import EnvironmentUnusable, NotServing
 from orchestrator.rules.policy import Policy
 from orchestrator.rules.waits import first_error
-from orchestrator.types import CallFormat, CompletionKind, Sampling
+from orchestrator.types import AgentSpec, CallFormat, CompletionKind, Sampling
 
 if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
     from orchestrator.settings.endpoint import OpenAISettings
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.sampling import ReasoningSettings, SamplingSettings
 
 REPLAY = "replay:"
 
 
+@dataclass(frozen=True, slots=True)
+class CompletionNeeds:
+    """Which endpoints a run samples from, and what is asked of each."""
+
+    servers: tuple[OpenAISettings, ...]
+    sampling: SamplingSettings
+    reasoning: ReasoningSettings
+    agent: AgentSpec
+
+    def endpoints(self) -> list[Endpoint]:
+        """The endpoints to ask over HTTP: recordings are not among them."""
+        return [endpoint(self, server) for server in self.servers if not server.base_url.startswith(REPLAY)]
+
+
 async def open_completer(
-    config: Config,
+    needs: CompletionNeeds,
     tokenizer: HubTokenizer | None,
     stack: AsyncExitStack,
     notes: list[str],
@@ -47,13 +60,13 @@ async def open_completer(
     """
     try:
         async with asyncio.TaskGroup() as meanwhile:
-            asked = [
-                meanwhile.create_task(_reach(config, server, tokenizer, stack, tell, policy), name="endpoint")
-                for server in config.openai
+            tasks = [
+                meanwhile.create_task(_reach(needs, server, tokenizer, stack, tell, policy), name="endpoint")
+                for server in needs.servers
             ]
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
-    reached = [task.result() for task in asked]
+    reached = [task.result() for task in tasks]
     for one in reached:
         notes.extend(note for note in one.notes if note not in notes)
     completers = [one.completer for one in reached]
@@ -62,7 +75,7 @@ async def open_completer(
             "some of the endpoints give token ids and some do not; "
             "set --env.token_source retokenize or use one kind of server"
         )
-    weights = [server.weight for server in config.openai]
+    weights = [server.weight for server in needs.servers]
     why = next((one.why_text for one in reached if one.why_text), "")
     return (completers[0] if len(completers) == 1 else RoutedCompleter(completers, weights)), why
 
@@ -77,7 +90,7 @@ class _Reached:
 
 
 async def _reach(
-    config: Config,
+    needs: CompletionNeeds,
     server: OpenAISettings,
     tokenizer: HubTokenizer | None,
     stack: AsyncExitStack,
@@ -90,20 +103,8 @@ async def _reach(
         replayed = await asyncio.to_thread(ReplayCompleter.open, recorded)
         return _Reached(replayed, "" if replayed.takes_ids else "the recorded run had no token ids", [])
     notes: list[str] = []
-    calls = call_format(config.env, config.agent_spec(), tokenizer)
-    completer = await connect(
-        endpoint(config.env, server),
-        tokenizer,
-        server_type=server.server_type,
-        tokens=config.env.token_source,
-        temperature=config.env.temperature,
-        max_token_length=config.env.max_token_length,
-        calls=calls,
-        notes=notes,
-        patience=Patience(server.startup_timeout, tell),
-        policy=policy,
-        like=like(config.env, calls),
-    )
+    patience = Patience(server.startup_timeout, tell)
+    completer = await connect_server(needs, server, tokenizer, notes, patience=patience, policy=policy)
     stack.push_async_callback(completer.aclose)
     limited = LimitedCompleter(
         completer, training=server.num_max_requests_at_once, evaluation=server.num_requests_for_eval
@@ -111,16 +112,44 @@ async def _reach(
     return _Reached(limited, completer.why if isinstance(completer, ChatCompleter) else "", notes)
 
 
-def like(env: EnvSettings, calls: CallFormat | None) -> CompletionRequest:
+async def connect_server(
+    needs: CompletionNeeds,
+    server: OpenAISettings,
+    tokenizer: HubTokenizer | None,
+    notes: list[str],
+    *,
+    patience: Patience = NO_PATIENCE,
+    policy: Policy | None = None,
+) -> Completer:
+    """`connect` with what the run asks of this server. Without `patience` it must serve now."""
+    settings = needs.sampling
+    calls = call_format(settings, needs.agent, tokenizer)
+    return await connect(
+        endpoint(needs, server),
+        tokenizer,
+        server_type=server.server_type,
+        tokens=settings.token_source,
+        temperature=settings.temperature,
+        max_token_length=settings.max_token_length,
+        calls=calls,
+        notes=notes,
+        patience=patience,
+        policy=policy,
+        like=_first_request(needs, calls),
+    )
+
+
+def _first_request(needs: CompletionNeeds, calls: CallFormat | None) -> CompletionRequest:
     """A request with the parameters that the run will send to a chat endpoint. `calls`: as for `connect`."""
-    sampling = Sampling(env.temperature, env.top_p, env.max_completion_tokens, env.seed or 0)
-    tags = env.code_block_tags if env.agent_kind == "code" else None
-    stops = env.agent_kind == "code" or (env.agent_kind == "tool_calling" and calls is None)
+    settings, kind = needs.sampling, needs.agent.kind
+    sampling = Sampling(settings.temperature, settings.top_p, settings.max_completion_tokens, settings.seed or 0)
+    tags = needs.agent.code_tags if kind == "code" else None
+    stops = kind == "code" or (kind == "tool_calling" and calls is None)
     stop = stop_strings(CompletionKind.ACTION, tags) if stops else ()
-    return trial(sampling, stop=stop, tools=calls is not None or env.agent_kind == "program")
+    return trial(sampling, stop=stop, tools=calls is not None or kind == "program")
 
 
-def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
+def endpoint(needs: CompletionNeeds, server: OpenAISettings) -> Endpoint:
     """The endpoint of this server's settings."""
     return Endpoint(
         openai_root(server.base_url),
@@ -128,26 +157,26 @@ def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
         server.key(),
         server.timeout,
         headers=server.sent_headers(),
-        chat_extras=_chat_extras(env),
+        chat_extras=_chat_extras(needs),
         takes_n=not server.n_kwarg_is_ignored,
     )
 
 
-def _chat_extras(env: EnvSettings) -> dict[str, Any]:
+def _chat_extras(needs: CompletionNeeds) -> dict[str, Any]:
     """Fields the operator's settings add to a chat request.
 
     Reasoning is asked for as Atropos does, by `reasoning`. Where a service refuses that, as OpenAI, by
     `reasoning_effort` (`parameters`).
     """
     extras: dict[str, Any] = {}
-    if env.chat_template_kwargs is not None:
-        extras["chat_template_kwargs"] = dict(env.chat_template_kwargs)
-    effort, most = env.reasoning_effort, env.max_reasoning_tokens
-    if not env.thinking_mode and effort is None and most is None:
+    if needs.sampling.chat_template_kwargs is not None:
+        extras["chat_template_kwargs"] = dict(needs.sampling.chat_template_kwargs)
+    effort, most = needs.reasoning.reasoning_effort, needs.reasoning.max_reasoning_tokens
+    if not needs.reasoning.thinking_mode and effort is None and most is None:
         return extras
-    asked = {"effort": effort, "max_tokens": most}
-    named = {name: value for name, value in asked.items() if value is not None}
-    return {**extras, "reasoning": {"enabled": effort != "none", **named}}
+    fields = {"effort": effort, "max_tokens": most}
+    present = {name: value for name, value in fields.items() if value is not None}
+    return {**extras, "reasoning": {"enabled": effort != "none", **present}}
 
 
 def openai_root(address: str) -> str:

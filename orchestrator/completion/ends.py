@@ -15,8 +15,7 @@ from typing import Any
 
 import orjson
 
-from orchestrator.calls.gpt_oss import CALL_ENDS
-from orchestrator.calls.written import written
+from orchestrator.calls.formats import CALL_ENDS, written
 from orchestrator.completion.shape import CALL, TOOLS
 from orchestrator.completion.template import ChatTemplate
 from orchestrator.errors import EnvironmentUnusable, RecordError
@@ -73,7 +72,7 @@ class Ends:
         return self._declared | self._special
 
     def last_in(self, text: str) -> int | None:
-        """Where the token begins that ends a text; None: no such token is its end."""
+        """Where the token begins that ends a text; None: the text does not end with such a token."""
         text = text.rstrip()
         ends = [end for end in self._texts if text.endswith(end)]
         return len(text) - max(map(len, ends)) if ends else None
@@ -104,7 +103,7 @@ class Ends:
         return frozenset(self._ids[text] for text in self.printed)
 
     def _behind_call(self) -> list[str]:
-        """The template's end of a turn that calls a tool. Marks of the call itself are none."""
+        """The template's end of a turn that calls a tool. Marks of the call itself do not count."""
         if self._call_format is None:
             return []
         call = written("", (CALL,), self._call_format)
@@ -124,8 +123,8 @@ class Ends:
             text = self._template.render(talk, generation_prompt=generation_prompt)
         except RecordError:
             return ""
-        _, said, behind = text.rpartition(_SAID.content)
-        return behind.partition(_NEXT.content)[0] if said else ""
+        _, match, behind = text.rpartition(_SAID.content)
+        return behind.partition(_NEXT.content)[0] if match else ""
 
     def _tokens(self, text: str) -> Iterator[re.Match[str]]:
         return self._token.finditer(text) if self._token else iter(())
@@ -137,8 +136,8 @@ def ends_in(file: Path | None) -> frozenset[int] | None:
     if file is None or not file.is_file():
         return None
     try:
-        told = orjson.loads(file.read_bytes())
-        ids = told.get("eos_token_id", (told.get("text_config") or {}).get("eos_token_id"))
+        content = orjson.loads(file.read_bytes())
+        ids = content.get("eos_token_id", (content.get("text_config") or {}).get("eos_token_id"))
     except (OSError, ValueError, AttributeError) as error:
         raise EnvironmentUnusable(f"{file} is no JSON object ({error}); mend it or remove it") from error
     listed = ids if isinstance(ids, list) else [ids]

@@ -11,7 +11,7 @@ from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_t
 from orchestrator.errors import EnvironmentUnusable
 
 if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
+    from orchestrator.settings.sampling import SamplingSettings
 
 log = logging.getLogger(__name__)
 
@@ -19,34 +19,30 @@ T = TypeVar("T")
 FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
 
 
-def find_tokenizer(config: Config) -> HubTokenizer | None:
-    """The tokenizer that was asked for; else the model's own if it loads, else FALLBACK_TOKENIZER. Blocks. Raises
+def find_tokenizer(settings: SamplingSettings, model: str) -> HubTokenizer | None:
+    """The tokenizer of the settings; else that of the model if it loads, else FALLBACK_TOKENIZER. Blocks. Raises
     EnvironmentUnusable, also for a chat template that cannot show a conversation."""
-    name = config.env.tokenizer_name
+    name = settings.tokenizer_name
     if name is not None and name.lower() == "none":
         return None
-    found = _loaded(name, config) if name is not None else _first_usable(config, partial(_loaded, config=config))
-    found.demand_usable()
-    return found
+    template_kwargs, call_format = settings.chat_template_kwargs, settings.named_call_format
+    load = partial(load_tokenizer, template_kwargs=template_kwargs, call_format=call_format)
+    tokenizer = load(name) if name is not None else _first_usable(model, load)
+    tokenizer.demand_usable()
+    return tokenizer
 
 
-def _loaded(name: str, config: Config) -> HubTokenizer:
-    env = config.env
-    return load_tokenizer(name, env.chat_template_kwargs, call_format=env.named_call_format)
-
-
-def check_tokenizer(config: Config) -> None:
+def check_tokenizer(name: str | None, model: str) -> None:
     """Raises EnvironmentUnusable if the name, or a look into the folder, shows that no tokenizer can be loaded.
     A cheap check, made before sandboxes are."""
-    name = config.env.tokenizer_name
     if name is None:
-        _first_usable(config, check_source)
+        _first_usable(model, check_source)
     elif name.lower() != "none":
         check_source(name)
 
 
-def _first_usable(config: Config, use: Callable[[str], T]) -> T:
-    candidates = (config.openai[0].model_name, FALLBACK_TOKENIZER)
+def _first_usable(model: str, use: Callable[[str], T]) -> T:
+    candidates = (model, FALLBACK_TOKENIZER)
     for candidate in candidates:
         try:
             return use(candidate)

@@ -1,4 +1,4 @@
-"""Why a sample ended, in the words of many services, as one of the few ends that there are here.
+"""Translates the finish reasons of many services into the few that the product knows.
 
 A word that is not in the table, an empty one and none at all are judged by what came with them: an answer that has
 as many tokens as were asked for was cut off, any other answer with text or ids ended by itself. An answer with
@@ -64,11 +64,6 @@ def end_of(reason: object) -> End | None:
         return None
     word = _NO_LETTER.sub("_", _HUMP.sub("_", reason[:100]).lower()).strip("_")
     return _END_OF.get(word) or _END_OF.get(_PREFIX.sub("", word))
-
-
-def recorded_end(end: Finish) -> Literal["stop", "length", "content_filter"]:
-    """The end as the record has it: what a server broke off was cut off."""
-    return "length" if end == "broken_off" or end == "out_of_time" else end
 
 
 class FinishReasons:

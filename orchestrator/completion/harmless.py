@@ -8,14 +8,14 @@ always nothing is printed for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from orchestrator.calls.formats import written
 from orchestrator.calls.structured import calls_in
-from orchestrator.calls.written import written
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import RecordError
 from orchestrator.types import Call, Message, Tools
@@ -52,51 +52,44 @@ class Words:
             self._words[text] = f"word_{63914 + len(self._words)}"
         return self._words[text]
 
-    def value(self, value: Any) -> Any:
-        """A JSON value with harmless texts and keys."""
+    def value(self, value: Any, spare: Container[str] = (), *, names: bool = False) -> Any:
+        """A JSON value with harmless texts and keys, but for those to `spare`. `names`: its keys are names that
+        somebody chose, as those of a schema's properties."""
         if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(key): self.value(item) for key, item in value.items()}
-        return [self.value(item) for item in value] if isinstance(value, list | tuple) else value
-
-    def schema(self, value: Any, *, names: bool = False) -> Any:
-        """A tool or a schema with harmless texts and keys. `names`: its keys are names that somebody chose."""
-        if isinstance(value, str):
-            return value if value in _WORDS else self.text(value)
+            return value if value in spare else self.text(value)
         if isinstance(value, Mapping):
             return {
-                key if key in _WORDS and not names else self.text(key): self.schema(
-                    item, names=key in _NAMED and not names
+                key if key in spare and not names else self.text(key): self.value(
+                    item, spare, names=bool(spare) and key in _NAMED and not names
                 )
                 for key, item in value.items()
             }
-        return [self.schema(item) for item in value] if isinstance(value, list | tuple) else value
+        return [self.value(item, spare) for item in value] if isinstance(value, list | tuple) else value
 
     def message(self, messages: Sequence[Message], place: int, tools: Tools) -> Message:
         """A message with a harmless content, or with harmless arguments of its calls."""
         message, format = messages[place], self._tokenizer.call_format
-        said = calls_in(messages, place, tools, format) if tools else None
-        if said is None or format is None:
+        parsed = calls_in(messages, place, tools, format) if tools else None
+        if parsed is None or format is None:
             return Message(message.role, self.text(message.content))
-        calls = [(call, json.loads(call.arguments)) for call in said.calls]
+        calls = [(call, json.loads(call.arguments)) for call in parsed.calls]
         harmless = [(call, self.value(arguments)) for call, arguments in calls]
-        content = self.text(said.content)
-        if content == said.content and calls == harmless:
+        content = self.text(parsed.content)
+        if content == parsed.content and calls == harmless:
             return message
-        told = [replace(call, arguments=json.dumps(arguments)) for call, arguments in harmless]
-        return Message("assistant", written(content, told, format))
+        replaced = [replace(call, arguments=json.dumps(arguments)) for call, arguments in harmless]
+        return Message("assistant", written(content, replaced, format))
 
 
 def completed(
-    tokenizer: Tokenizer, messages: Mapping[int, Message], shown: tuple[Message, ...], tools: Tools
+    tokenizer: Tokenizer, messages: Mapping[int, Message], conversation: tuple[Message, ...], tools: Tools
 ) -> bool:
     """Whether the template makes control tokens of these messages, of which none spells one. `messages`: them with
     harmless words, by their places. `shown`: the conversation. Raises RecordError."""
-    printed = tokenizer.render(shown, generation_prompt=False, tools=tools)
-    told = tuple(messages.get(place, message) for place, message in enumerate(shown))
+    printed = tokenizer.render(conversation, generation_prompt=False, tools=tools)
+    replaced = tuple(messages.get(place, message) for place, message in enumerate(conversation))
     try:
-        harmless = tokenizer.render(told, generation_prompt=False, tools=tools)
+        harmless = tokenizer.render(replaced, generation_prompt=False, tools=tools)
     except RecordError:
         return True
     return tokenizer.controls(printed) != tokenizer.controls(harmless)
@@ -105,7 +98,7 @@ def completed(
 def completed_by_tools(tokenizer: Tokenizer, tools: Tools) -> bool:
     """Whether the template, or the beginning of a call that is demanded, makes control tokens of the tools."""
     words = Words(tokenizer)
-    harmless = tuple(map(words.schema, tools))
+    harmless = tuple(words.value(tool, _WORDS) for tool in tools)
     if not words.any:
         return False
     question, answer = Message("user", "word"), Message("assistant", "word")
@@ -116,7 +109,7 @@ def completed_by_tools(tokenizer: Tokenizer, tools: Tools) -> bool:
         called = ((Message("assistant", text), Message("tool", "word"), answer, question) for text in texts)
         return (question, *chain.from_iterable(called))
 
-    for talk in (calls, lambda offered: (question,)):  # some templates take no such calls
+    for talk in (calls, lambda offered: (question,)):  # some templates refuse such calls
         with suppress(RecordError):
             printed = tokenizer.render(talk(tools), generation_prompt=True, tools=tools)
             other = tokenizer.render(talk(harmless), generation_prompt=True, tools=harmless)

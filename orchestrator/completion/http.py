@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import aiohttp
@@ -39,6 +39,14 @@ _WRONG_PEER = (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
 _JSON = {"Content-Type": "application/json"}
 
 
+class Limits(TypedDict):
+    """Of one request: its deadline, and most bytes of its answer (MAX_BODY_BYTES)."""
+
+    timeout_s: float
+    headers: NotRequired[Mapping[str, str] | None]
+    max_bytes: NotRequired[int]
+
+
 class Unreadable(Retryable):
     """The answer is no JSON."""
 
@@ -64,7 +72,7 @@ class HttpClient:
 
     def session(self) -> aiohttp.ClientSession:
         if self._closed:  # a question that completions share outlives them
-            raise ConnectionFailed("the connections were closed", asked=False)
+            raise ConnectionFailed("the connections were closed", sent=False)
         if self._session is None:
             if self.endpoint.api_key and urlsplit(self.endpoint.base_url).username is not None:
                 raise AuthenticationError(
@@ -92,51 +100,31 @@ class HttpClient:
             await self._session.close()
             self._session = None
 
-    async def get(
-        self,
-        path: str,
-        *,
-        timeout_s: float,
-        headers: Mapping[str, str] | None = None,
-        max_bytes: int = MAX_BODY_BYTES,
-    ) -> Any:
-        async with self._request("GET", path, None, timeout_s, headers) as response:
-            return await self._json(response, max_bytes)
+    async def get(self, path: str, **limits: Unpack[Limits]) -> Any:
+        return await self._answer("GET", path, None, **limits)
 
-    async def post(
-        self,
-        path: str,
-        body: Any,
-        *,
-        timeout_s: float,
-        headers: Mapping[str, str] | None = None,
-        max_bytes: int = MAX_BODY_BYTES,
-    ) -> Any:
-        async with self._request("POST", path, body, timeout_s, headers) as response:
-            answer = await self._json(response, max_bytes)
+    async def post(self, path: str, body: Any, **limits: Unpack[Limits]) -> Any:
+        answer = await self._answer("POST", path, body, **limits)
         self._demand_no_error(answer)
         return answer
 
-    async def stream(
-        self,
-        path: str,
-        body: Any,
-        *,
-        timeout_s: float,
-        headers: Mapping[str, str] | None = None,
-        max_bytes: int = MAX_BODY_BYTES,
-    ) -> list[Any]:
+    async def _answer(self, method: str, path: str, body: Any, **limits: Unpack[Limits]) -> Any:
+        async with self._request(method, path, body, limits["timeout_s"], limits.get("headers")) as response:
+            most = limits.get("max_bytes", MAX_BODY_BYTES)
+            return self._loads(b"".join([chunk async for chunk in _chunks(response, most)]))
+
+    async def stream(self, path: str, body: Any, **limits: Unpack[Limits]) -> list[Any]:
         """All events of a server-sent stream, `[DONE]` left out."""
         events: list[Any] = []
         # llama.cpp closes the connection after a stream without saying so: it must not be used again.
-        closing = {**(headers or {}), "Connection": "close"}
-        async with self._request("POST", path, body, timeout_s, closing) as response:
+        closing = {**(limits.get("headers") or {}), "Connection": "close"}
+        async with self._request("POST", path, body, limits["timeout_s"], closing) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 text = await self._text(response)
                 with suppress(ValueError):
                     self._demand_no_error(orjson.loads(text))
                 raise ForeignAnswer(f"no event stream: {self._short(text)}")
-            async for line in _lines(response, max_bytes):
+            async for line in _lines(response, limits.get("max_bytes", MAX_BODY_BYTES)):
                 if line.startswith(b"error:"):
                     raise failure(self.endpoint, 500, line.decode("utf-8", "replace"))
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
@@ -144,7 +132,7 @@ class HttpClient:
                     self._demand_no_error(events[-1])
         return events
 
-    def said(self, answer: Any) -> str:
+    def quote(self, answer: Any) -> str:
         """The beginning of an answer that is not as it should be, for an error's text."""
         try:
             return self.endpoint.redact(orjson.dumps(answer)[:4_096].decode("utf-8", "replace"), 200)
@@ -198,21 +186,21 @@ class HttpClient:
                     return
         except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but no request was sent yet
             text = f"connection failed: none within {CONNECT_TIMEOUT_S:g} s"
-            raise ConnectionFailed(text, asked=False) from error
+            raise ConnectionFailed(text, sent=False) from error
         except TimeoutError as error:
             raise CompletionTimeout(f"no answer within {timeout_s:g} s") from error
         except aiohttp.ClientHttpProxyError as error:
             text = f"the proxy {redact(str(proxy_of(url)))} refuses the connection: HTTP {error.status}"
             if error.status >= 500:
-                raise ConnectionFailed(text, asked=False) from error
+                raise ConnectionFailed(text, sent=False) from error
             raise Refusal(text, error.status) from error
         except _WRONG_PEER as error:
             raise Retryable(f"connection failed: {self._why_wrong(error)}") from error
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             text = f"connection failed: {self._short(str(error) or type(error).__name__)}"
             if isinstance(error, _NO_CONNECTION):
-                asked = not isinstance(error, aiohttp.ClientConnectorError)
-                raise ConnectionFailed(text, asked=asked) from error
+                sent = not isinstance(error, aiohttp.ClientConnectorError)
+                raise ConnectionFailed(text, sent=sent) from error
             raise Retryable(text) from error
 
     def _may_follow(self, url: str, target: str) -> bool:
@@ -221,8 +209,8 @@ class HttpClient:
         old, new = urlsplit(url), urlsplit(target)
         if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
             return False
-        shown = self.endpoint.shown  # without credentials and keys in its query
-        has_key = self.endpoint.api_key or self.endpoint.headers or shown != self.endpoint.base_url
+        address = self.endpoint.shown  # without credentials and keys in its query
+        has_key = self.endpoint.api_key or self.endpoint.headers or address != self.endpoint.base_url
         upgraded = old.hostname == new.hostname and (old.scheme, new.scheme) == ("http", "https")
         return not has_key or _server(old) == _server(new) or upgraded
 
@@ -251,9 +239,6 @@ class HttpClient:
             )
         return f"{self.endpoint.shown} does not speak TLS as https:// needs it: {why}"
 
-    async def _json(self, response: aiohttp.ClientResponse, max_bytes: int) -> Any:
-        return self._loads(b"".join([chunk async for chunk in _chunks(response, max_bytes)]))
-
     async def _text(self, response: aiohttp.ClientResponse) -> str:
         """The beginning of an error; the rest is not read."""
         return (await response.content.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
@@ -269,7 +254,7 @@ class HttpClient:
                 return json.loads(data)  # slower, but takes the half character with which some servers end a text
             except (ValueError, RecursionError) as error:
                 begins = self.endpoint.redact(data[:4_096].decode("utf-8", "replace"), 100)
-                raise Unreadable(f"an answer that is no JSON: {begins!r}") from error
+                raise Unreadable(f"the answer is not JSON: {begins!r}") from error
 
 
 def _way_to(url: str) -> dict[str, Any]:

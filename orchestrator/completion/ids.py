@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, answer_bytes
 from orchestrator.completion.http import MAX_BODY_BYTES, HttpClient
 from orchestrator.completion.retry import Aborted, RetryPolicy
-from orchestrator.completion.sampled import IdCompletions, Sampled
+from orchestrator.completion.sampled import IdCompletions, RawSample
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution, Question, vllm_paused
 from orchestrator.errors import CompletionError
@@ -30,20 +31,24 @@ UNFILTERED: Mapping[str, Any] = {
 WHILE_PAUSED = Backoff(first_s=0.2, most_s=2.0)
 
 
-class Dialect(Protocol):
-    """One server's way of taking ids and giving ids."""
+class Dialect(ABC):
+    """One server's way of taking ids and giving ids. `tells_pauses`: by `/is_paused`. `seeded`: the same seed
+    gives the same sample. `guides`: it keeps to a `response_format`, with log-probs of the distribution before
+    that."""
 
     name: str
     path: str
-    streams: bool
-    tells_pauses: bool  # by `/is_paused`
-    seeded: bool  # the same seed gives the same sample
-    guides: bool  # keeps to a `response_format`, with log-probs of the distribution before that
+    streams = False
+    tells_pauses = False
+    seeded = True
+    guides = False
 
+    @abstractmethod
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         """The JSON to post. Every sampling parameter is in it."""
 
-    def read(self, answer: Any) -> Sampled:
+    @abstractmethod
+    def read(self, answer: Any) -> RawSample:
         """Ids and log-probs of an answer (of the list of events where it streams).
 
         Raises KeyError, TypeError, IndexError, ValueError for an answer of another shape.
@@ -110,7 +115,7 @@ class IdCompleter(IdCompletions):
 
     async def _sampled(
         self, request: CompletionRequest, model: str, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> Sampled:
+    ) -> RawSample:
         return self.dialect.read(await self._sent(request, model, timeout_s, headers))
 
     async def _sent(

@@ -8,12 +8,11 @@ from the template. A request that does not continue any line opens a new one (a 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from orchestrator.calls.formats import unclosed
+from orchestrator.calls.formats import unclosed, written
 from orchestrator.calls.structured import calls_in
-from orchestrator.calls.written import written
 from orchestrator.completion.base import Ids, Tokenizer, ids_of
 from orchestrator.completion.prompt_text import (
     Opening,
@@ -33,22 +32,71 @@ _TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
-    """One line: its ids, and the conversation they stand for up to the last completion. `hash`: of that
-    conversation. `before`: the same without that completion and its prompt."""
+class Segment:
+    """One line: the conversation up to its last completion, and its ids if it has any. `completion` None:
+    nobody got one. `hash`: of that conversation. `before`: the same without that completion and its prompt."""
 
     number: int
-    ids: Ids = field(default_factory=ids_of)
     messages: tuple[Message, ...] = ()
     tools: Tools = ()
-    opening: str = ""
     completion: Completion | None = None
+    ids: Ids = field(default_factory=ids_of)
+    opening: str = ""
     hash: int = 0
-    before: _Segment | None = None
+    before: Segment | None = None
+
+
+class Segments:
+    """All lines of one episode, by number. May be read in a thread while it is changed: a change is one
+    assignment."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Segment] = {}
+
+    def get(self, number: int) -> Segment | None:
+        return self._all.get(number)
+
+    def opened(self, busy: Collection[int]) -> int:
+        """The number of the next new line. `busy`: of those that requests under way continue or open."""
+        return max((*self._all, *busy), default=-1) + 1
+
+    def begin(
+        self, messages: tuple[Message, ...], tools: Tools | None, busy: Collection[int]
+    ) -> Iterator[tuple[Segment, Completion]]:
+        """The lines, and their last completions, that this conversation may continue: it has one message more at
+        least, and (by its hash) begins like theirs. The latest comes first. `tools`: the same object as before
+        where they are the same tools; None: whatever they were."""
+        hashes = beginnings(messages)
+        for segment in reversed(self._all.values()):
+            place = len(segment.messages)
+            if (
+                segment.completion is None
+                or segment.number in busy
+                or (tools is not None and segment.tools is not tools)
+            ):
+                continue
+            if place < len(messages) and segment.hash == hashes[place]:
+                yield segment, segment.completion
+
+    def append(self, segment: Segment) -> None:
+        """Puts a completion with its prompt behind its line."""
+        before = self._all.get(segment.number)
+        if before is not None:
+            before = replace(before, before=None)  # one step back is kept, no more
+        segment = replace(segment, hash=beginnings(segment.messages)[-1], before=before)
+        self._all = {**self._all, segment.number: segment}
+
+    def abandon(self, number: int, completion: Completion) -> bool:
+        """Takes back the line's last completion, which nobody got. False: it is not the last one."""
+        segment = self._all[number]
+        if segment.completion is not completion:
+            return False
+        self._all = {**self._all, number: segment.before or Segment(number)}
+        return True
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class Continuation:
     """The text that follows a line's ids, not encoded yet. `closing`: the part of it that the agent appended.
     `after`: the line as it was found; None: it is a new one."""
 
@@ -58,7 +106,7 @@ class Following:
     added: PromptText
     tools: Tools = ()
     opening: str = ""
-    after: _Segment | None = None
+    after: Segment | None = None
 
     def prompt(self, added: tuple[int, ...]) -> Prompt:
         """`added`: the ids of that text."""
@@ -84,7 +132,7 @@ class TokenLine:
     def __init__(self, tokenizer: Tokenizer, closing_tag: str) -> None:
         self._tokenizer = tokenizer
         self._closing_tag = closing_tag
-        self._segments: dict[int, _Segment] = {}
+        self.segments = Segments()
 
     def prompt(self, messages: tuple[Message, ...]) -> Prompt:
         """The ids to sample from. Nothing changes until `append`."""
@@ -97,72 +145,42 @@ class TokenLine:
         tools: Tools = (),
         opening: Opening | None = None,
         busy: Collection[int] = (),
-    ) -> Following:
+    ) -> Continuation:
         """The line that this conversation continues, and the text to encode for it. `tools`: the same object as
         before where they are the same tools. `busy`: segments that requests under way continue or open. Raises
         RecordError. May run in a thread, while lines are appended to or abandoned."""
         begins = "" if opening is None else opening.text
-        segments, hashes = self._segments, beginnings(messages)
         behind: dict[int, list[Piece] | None] = {}  # by the number of messages before
-        for segment in reversed(segments.values()):
+        for segment, completion in self.segments.begin(messages, tools, busy):
             place = len(segment.messages)
-            if (
-                segment.completion is None
-                or segment.number in busy
-                or segment.tools is not tools
-                or place >= len(messages)
-                or segment.hash != hashes[place]
-            ):
-                continue
-            if (said := self._goes_on(segment, segment.completion, messages[place])) is None:
+            if (appended := self._appended(segment, completion, messages[place])) is None:
                 continue
             if place not in behind and len(behind) < _TRIES:
                 behind[place] = self._behind(messages, place, tools, opening)
             if (parts := behind.get(place)) is not None and messages[:place] == segment.messages:
-                suffix = self._suffix(segment.completion, said, parts)
-                return Following(segment.number, segment.ids, *suffix, tools, begins, segment)
-        whole = prompt_text(self._tokenizer, messages, tools, opening)
-        opened = max((*segments, *busy), default=-1) + 1
-        return Following(opened, ids_of(), "", whole, tools, begins)
+                suffix = self._suffix(completion, appended, parts)
+                return Continuation(segment.number, segment.ids, *suffix, tools, begins, segment)
+        text = prompt_text(self._tokenizer, messages, tools, opening)
+        return Continuation(self.segments.opened(busy), ids_of(), "", text, tools, begins)
 
-    def is_after(self, following: Following) -> bool:
+    def is_after(self, following: Continuation) -> bool:
         """Whether it still follows the line as it is now."""
-        return self._segments.get(following.segment) is following.after
+        return self.segments.get(following.segment) is following.after
 
     def append(self, prompt: Prompt, messages: tuple[Message, ...], completion: Completion) -> None:
         """Puts the prompt's ids and the sampled ids behind the line."""
         if completion.tokens_T is None:
             raise ValueError("a line grows by sampled ids; this completion has none")
         learn_end(self._tokenizer, completion)
-        before = self._segments.get(prompt.segment)
-        if before is not None:
-            before = replace(before, before=None)  # one step back is kept, no more
-        segment = _Segment(
-            number=prompt.segment,
-            ids=prompt.ids + ids_of(completion.tokens_T),
-            messages=messages,
-            tools=prompt.tools,
-            opening=prompt.opening,
-            completion=completion,
-            hash=beginnings(messages)[-1],
-            before=before,
-        )
-        self._segments = {**self._segments, prompt.segment: segment}
+        ids = prompt.ids + ids_of(completion.tokens_T)
+        self.segments.append(Segment(prompt.segment, messages, prompt.tools, completion, ids, prompt.opening))
 
-    def abandon(self, number: int, completion: Completion) -> bool:
-        """Takes back the segment's last completion, which nobody got. False: it is not the last one."""
-        segment = self._segments[number]
-        if segment.completion is not completion:
-            return False
-        self._segments = {**self._segments, number: segment.before or _Segment(number)}
-        return True
-
-    def _goes_on(self, segment: _Segment, completion: Completion, said: Message) -> str | None:
-        """What the agent appended to the segment's completion, if `said` is it; None: it says something else."""
-        if said.role != "assistant":
+    def _appended(self, segment: Segment, completion: Completion, message: Message) -> str | None:
+        """What the agent appended to the segment's completion, if the message is that; None: it is another one."""
+        if message.role != "assistant":
             return None
         # Agents strip what they got, or do not: models begin with a space or a new line often.
-        visible, content = f"{segment.opening}{completion.visible}".strip(), said.content.lstrip()
+        visible, content = f"{segment.opening}{completion.visible}".strip(), message.content.lstrip()
         if not content.startswith(visible):
             return None
         appended = content[len(visible) :].strip()
@@ -204,15 +222,15 @@ class TokenLine:
 
         Nothing before that is used, so the template gets words for what the model said, which it might refuse.
         """
-        known = self._tokenizer.call_format if tools else None
-        said = {
+        format = self._tokenizer.call_format if tools else None
+        own_texts = {
             i
             for i, message in enumerate(messages[: index + 1])
-            if message.role == "assistant" and calls_in(messages, i, tools, known) is None
+            if message.role == "assistant" and calls_in(messages, i, tools, format) is None
         }
-        if index not in said:
+        if index not in own_texts:
             return self._behind_calls(messages, index, tools, opening)
-        parts = self._shown(begun(self._tokenizer, messages, opening, said, since=index, tools=tools), tools)
+        parts = self._shown(begun(self._tokenizer, messages, opening, own_texts, since=index, tools=tools), tools)
         places = [place for place, part in enumerate(parts) if part.message == index]
         return parts[places[0] + 1 :] if len(places) == 1 else None
 
@@ -231,10 +249,10 @@ class TokenLine:
         word up to the end of the turn is the same whether the turn is the last one or not. What stands before it
         may differ, as with Qwen3, which prints an empty reasoning in the last turn alone."""
         format, word = self._tokenizer.call_format, absent_marker(messages)
-        said = calls_in(messages, index, tools, format)
+        parsed = calls_in(messages, index, tools, format)
         assert format is not None
-        assert said is not None
-        *others, last = said.calls
+        assert parsed is not None
+        *others, last = parsed.calls
         text = written("", (*others, replace(last, arguments=f'{{"{word}": "{word}"}}')), format)
         marked = (*messages[:index], Message("assistant", text), *messages[index + 1 :])
         if calls_in(marked, index, tools, format) is None:
@@ -267,9 +285,9 @@ def visible_text(
     `opened`: the reasoning tag that the prompt ended with.
     """
     text = tokenizer.decode(tokens_T)
-    said = tokenizer.said(tokens_T)
-    thought = reasoning_chars(said, opened)
-    return text, cut_at_stop(said[thought:], stop), thought
+    content = tokenizer.said(tokens_T)
+    thought = reasoning_chars(content, opened)
+    return text, cut_at_stop(content[thought:], stop), thought
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:

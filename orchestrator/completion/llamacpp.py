@@ -22,9 +22,9 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest, Part, Refusal, ids_of
-from orchestrator.completion.ids import IdCompleter
+from orchestrator.completion.ids import Dialect, IdCompleter
 from orchestrator.completion.retry import NONSENSE, Retryable
-from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.sampled import RawSample
 from orchestrator.completion.versions import Question, llamacpp_adapters
 from orchestrator.errors import ContextLengthError
 from orchestrator.types import PolicySpan
@@ -32,15 +32,13 @@ from orchestrator.types import PolicySpan
 log = logging.getLogger(__name__)
 
 
-class LlamaCppDialect:
+class LlamaCppDialect(Dialect):
     """llama.cpp's own server, `xllamacpp` included."""
 
     name = "llamacpp"
     keeps_prompts = True  # in the server's cache, for the next turn
     path = "/completion"
     streams = True
-    tells_pauses = False
-    seeded = True
     guides = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
@@ -72,7 +70,7 @@ class LlamaCppDialect:
             **_schema(request.wishes.response_format),
         }
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> RawSample:
         ids: list[Any] = []
         logprobs: list[Any] = []
         for event in answer:
@@ -84,7 +82,7 @@ class LlamaCppDialect:
         full = bool(last.get("truncated"))
         if not last["stop"] and not full:
             raise ValueError("no end")
-        return Sampled(
+        return RawSample(
             ids=ids,
             # Where its context is full, an old server drops the beginning and samples on: of another prompt.
             logprobs=None if full else logprobs,
@@ -100,8 +98,8 @@ def _schema(response_format: Mapping[str, Any]) -> dict[str, Any]:
     """The schema that an OpenAI `response_format` asks for; of any JSON object where it names none."""
     if response_format.get("type", "text") == "text":
         return {}
-    told = response_format.get("json_schema") or {}
-    return {"json_schema": told.get("schema") or {"type": "object"}}
+    form = response_format.get("json_schema") or {}
+    return {"json_schema": form.get("schema") or {"type": "object"}}
 
 
 _TOP = (100, 10_000)  # how many of the likeliest tokens to ask for, in turn, until the wanted one is among them
@@ -122,14 +120,14 @@ class LlamaCppCompleter(IdCompleter):
 
     dialect: LlamaCppDialect
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._adapters = Question(self._client, "/lora-adapters", llamacpp_adapters)
         self._used: str | None = None  # the adapters so far; None: not known, or the server has none
 
     async def _part(
         self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> tuple[Sampled, Part]:
+    ) -> tuple[RawSample, Part]:
         if headers is not None:  # a probe: nothing else is asked before the first task
             return await super()._part(request, timeout_s, headers)
         before = await self._adapters.now()
@@ -153,7 +151,7 @@ class LlamaCppCompleter(IdCompleter):
 
     async def _sampled(
         self, request: CompletionRequest, model: str, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> Sampled:
+    ) -> RawSample:
         events = await self._sent(request, model, timeout_s, headers)
         streamed = self.dialect.read(events)
         if streamed.finish_reason == "truncated" and streamed.prompt_tokens < len(request.prompt_ids or ()):
@@ -165,23 +163,25 @@ class LlamaCppCompleter(IdCompleter):
         body = {**self.dialect.body(request, model), "stream": False}
         answer = await self._client.post(self.dialect.path, body, timeout_s=timeout_s, headers=headers)
         try:
-            ids, told = list(answer["tokens"]), answer["completion_probabilities"]
-            logprobs = _aligned(ids, told, _places(events))
-            whole = self.dialect.read([{**answer, "tokens": [], "completion_probabilities": []}])
+            ids, entries = list(answer["tokens"]), answer["completion_probabilities"]
+            logprobs = _aligned(ids, entries, _places(events))
+            complete = self.dialect.read([{**answer, "tokens": [], "completion_probabilities": []}])
         except NONSENSE as error:
-            raise Retryable(f"an answer that is none of llama.cpp: {type(error).__name__}") from error
-        if whole.logprobs is None:
-            return replace(whole, ids=ids, text=None)
+            raise Retryable(
+                f"llama.cpp's answer lacks its token ids or log-probs: {type(error).__name__}"
+            ) from error
+        if complete.logprobs is None:
+            return replace(complete, ids=ids, text=None)
         untold = [place for place, value in enumerate(logprobs) if value is None]
         for place, value in (await self._logprobs(request, ids, untold, timeout_s)).items():
             logprobs[place] = value
-        return replace(whole, ids=ids, logprobs=logprobs, text=None)
+        return replace(complete, ids=ids, logprobs=logprobs, text=None)
 
     async def _logprobs(
         self, request: CompletionRequest, ids: Sequence[int], places: Sequence[int], timeout_s: float
     ) -> dict[int, float]:
         """The raw log-prob of each `ids[place]` behind what comes before it. Raises Retryable."""
-        found: dict[int, float] = {}
+        logprobs: dict[int, float] = {}
         longest = len(request.prompt_ids or ()) + len(ids)
         left = list(places)
         for top in (*_TOP, self._tokenizer.size):
@@ -189,24 +189,24 @@ class LlamaCppCompleter(IdCompleter):
             for start in range(0, len(left), count):
                 some = left[start : start + count]
                 try:
-                    found |= await self._looked_up(request, ids, some, top, timeout_s)
+                    logprobs |= await self._looked_up(request, ids, some, top, timeout_s)
                 except Refusal:  # then one prompt at a time
                     for place in some:
-                        found |= await self._looked_up(request, ids, [place], top, timeout_s)
-            left = [place for place in left if place not in found]
+                        logprobs |= await self._looked_up(request, ids, [place], top, timeout_s)
+            left = [place for place in left if place not in logprobs]
         if left:
             raise Retryable(f"no log-prob for token {ids[left[0]]}")
-        return found
+        return logprobs
 
     async def _looked_up(
         self, request: CompletionRequest, ids: Sequence[int], places: Sequence[int], top: int, timeout_s: float
     ) -> dict[int, float]:
         """Log-probs, by one request, of those places whose token is among the `top` likeliest ones."""
-        asked = replace(request, stop=(), sampling=replace(request.sampling, max_tokens=1))
+        single = replace(request, stop=(), sampling=replace(request.sampling, max_tokens=1))
         before = request.prompt_ids or ids_of()
         prompts = [before + ids_of(ids[:place]) for place in places]
         body = {
-            **self.dialect.body(asked, self.endpoint.model),
+            **self.dialect.body(single, self.endpoint.model),
             "prompt": prompts if len(prompts) > 1 else prompts[0],
             "stream": False,
             "logit_bias": [[self._tokenizer.encode("a")[-1], _FORCED]],
@@ -214,18 +214,18 @@ class LlamaCppCompleter(IdCompleter):
             "response_fields": ["index", "completion_probabilities"],  # else each prompt comes back as text
         }
         answer = await self._client.post(self.dialect.path, body, timeout_s=timeout_s)
-        found: dict[int, float] = {}
+        logprobs: dict[int, float] = {}
         try:
             answers = answer if len(prompts) > 1 else [{**answer, "index": 0}]
-            told = {one["index"]: one["completion_probabilities"][0]["top_logprobs"] for one in answers}
+            likeliest = {one["index"]: one["completion_probabilities"][0]["top_logprobs"] for one in answers}
             for number, place in enumerate(places):
-                for entry in told[number]:
+                for entry in likeliest[number]:
                     if entry["id"] == ids[place]:
-                        found[place] = float(entry["logprob"])
+                        logprobs[place] = float(entry["logprob"])
                         break
         except NONSENSE as error:
             raise Retryable("an answer without the likeliest tokens") from error
-        return found
+        return logprobs
 
 
 def _places(events: list[Any]) -> list[int]:
@@ -233,12 +233,12 @@ def _places(events: list[Any]) -> list[int]:
     return [event["tokens_predicted"] - 1 for event in events if event["tokens"]]
 
 
-def _aligned(ids: list[int], told: list[Any], places: list[int]) -> list[float | None]:
+def _aligned(ids: list[int], entries: list[Any], places: list[int]) -> list[float | None]:
     """Log-probs by place, None where unknown: all, if `told` is of another sample than the stream (`places`)."""
     logprobs: list[float | None] = [None] * len(ids)
-    entries = list(zip(places, told, strict=False))
+    entries = list(zip(places, entries, strict=False))
     same = all(0 <= place < len(ids) and ids[place] == entry["id"] for place, entry in entries)
-    if same and len(told) <= len(places):
+    if same and len(entries) <= len(places):
         for place, entry in entries:
             logprobs[place] = entry["logprob"]
     return logprobs

@@ -1,4 +1,4 @@
-"""Which parts of a chat request an endpoint takes, and how a request looks without the others.
+"""Builds chat requests without the parts that an endpoint does not take.
 
 OpenAI's relatives refuse what they do not know, each in its own words. What they refuse is left out, or said in
 another way: the product cuts at stop strings itself, and puts a system message before the user's. This module
@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator.calls.structured import structured
 from orchestrator.completion.base import CompletionRequest, Endpoint
+from orchestrator.completion.shape import folded
 from orchestrator.errors import ParameterError
 from orchestrator.types import Message, Tools, Wishes
 
@@ -70,7 +71,7 @@ NO_ROOM = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RequestForm:
     """What requests of one kind look like. `most_stops` None: the endpoint takes any number of stop strings."""
 
     left_out: frozenset[str] = frozenset()
@@ -79,11 +80,11 @@ class Taken:
     folds_system: bool = False
     asks_effort: bool = False  # for reasoning, by OpenAI's `reasoning_effort` in the place of `reasoning`
 
-    def beside(self, other: Taken) -> Taken:
+    def beside(self, other: RequestForm) -> RequestForm:
         """What is left if both hold."""
         stops = [one.most_stops for one in (self, other) if one.most_stops is not None]
         limit = next((one.limit for one in (self, other) if one.limit != _LIMITS[0]), _LIMITS[0])
-        return Taken(
+        return RequestForm(
             self.left_out | other.left_out,
             limit,
             min(stops, default=None),
@@ -91,7 +92,7 @@ class Taken:
             self.asks_effort or other.asks_effort,
         )
 
-    def without_extras(self) -> Taken:
+    def without_extras(self) -> RequestForm:
         return replace(self, left_out=self.left_out | EXTRAS.keys())
 
     def body(self, request: CompletionRequest, model: str, endpoint: Endpoint) -> dict[str, Any]:
@@ -118,36 +119,36 @@ class Taken:
             **EXTRAS,
         }
         body = {name: value for name, value in body.items() if name not in self.left_out and value is not None}
-        messages = _folded(request.messages) if self.folds_system else request.messages
-        told = structured(messages, wishes.tools, request.call_format, for_api=True)
+        messages = folded(request.messages) if self.folds_system else request.messages
+        conversation = structured(messages, wishes.tools, request.call_format, for_api=True)
         extras = dict(endpoint.chat_extras)
         if self.asks_effort and (reasoning := extras.pop("reasoning", None)):
             extras["reasoning_effort"] = reasoning.get("effort") or "medium"
-        return {**body, **_wished(wishes), **extras, "messages": told}
+        return {**body, **_wished(wishes), **extras, "messages": conversation}
 
     def after(
         self, words: str, request: CompletionRequest, *, strict: bool, extras: Mapping[str, Any]
-    ) -> Taken | None:
+    ) -> RequestForm | None:
         """What to send after a refusal in these words; None: they name nothing that can be left out or said in
         another way. `strict`: samples must be of the distribution that was asked for. `extras`: the operator's
         fields. Raises ParameterError."""
         if NO_ROOM.search(words):
             return None
         text = _HUMP.sub("_", words).lower()
-        named = self._named(text, request)
-        if not named and "reasoning" in extras and _REASONING.search(text):
+        names = self._named(text, request)
+        if not names and "reasoning" in extras and _REASONING.search(text):
             return self._asking_effort(extras["reasoning"], words)
-        if not named:
+        if not names:
             return replace(self, folds_system=True) if self._refuses_system(text, request) else None
-        if named == {"stop"}:
+        if names == {"stop"}:
             return replace(self, most_stops=self._fewer_stops(text, len(request.stop)))
-        if named <= set(_LIMITS):
+        if names <= set(_LIMITS):
             return replace(self, limit=_LIMITS[1])
-        if named <= set(_SAMPLING):
-            named = {_neutral(named, request, words, strict=strict)}
-        return replace(self, left_out=self.left_out | named)
+        if names <= set(_SAMPLING):
+            names = {_neutral(names, request, words, strict=strict)}
+        return replace(self, left_out=self.left_out | names)
 
-    def _asking_effort(self, reasoning: Mapping[str, Any], words: str) -> Taken:
+    def _asking_effort(self, reasoning: Mapping[str, Any], words: str) -> RequestForm:
         if self.asks_effort or "max_tokens" in reasoning:
             flags = "env.max_reasoning_tokens" if "max_tokens" in reasoning else "env.thinking_mode"
             advice = "set env.reasoning_effort instead" if "max_tokens" in reasoning else "leave it out"
@@ -163,9 +164,9 @@ class Taken:
             sent -= set(_LIMITS)
         param = _param(text)
         for tier in _TIERS:
-            named = {name for name in tier if name in sent and _NAMES[name].search(param or text)}
-            if named:
-                return named
+            names = {name for name in tier if name in sent and _NAMES[name].search(param or text)}
+            if names:
+                return names
         return set()
 
     def _refuses_system(self, text: str, request: CompletionRequest) -> bool:
@@ -213,13 +214,13 @@ def neutral(request: CompletionRequest, most_tokens: int) -> CompletionRequest:
         *(Message("system", "Be brief.") for _ in system),
         Message("user", 'Say hello in JSON: {"a": "hello"}'),
     )
-    named = NEUTRAL_TOOL[0]["function"]["name"] if wishes.tool_name else ""
+    names = NEUTRAL_TOOL[0]["function"]["name"] if wishes.tool_name else ""
     return replace(
         request,
         messages=messages,
         stop=tuple(f"</{number}>" for number in range(len(request.stop))),
         sampling=replace(request.sampling, max_tokens=min(most_tokens, request.sampling.max_tokens)),
-        wishes=replace(wishes, tools=NEUTRAL_TOOL if wishes.tools else (), tool_name=named, response_format=form),
+        wishes=replace(wishes, tools=NEUTRAL_TOOL if wishes.tools else (), tool_name=names, response_format=form),
         sequence=0,
     )
 
@@ -236,46 +237,36 @@ NEUTRAL_TOOL: Tools = (
 )
 
 
-def _neutral(named: set[str], request: CompletionRequest, words: str, *, strict: bool) -> str:
+def _neutral(names: set[str], request: CompletionRequest, words: str, *, strict: bool) -> str:
     """Which of the sampling parameters is left out: one that has no effect. Raises ParameterError."""
     sampling = request.sampling
     values = {"top_p": sampling.top_p, "temperature": sampling.temperature}
     for name, value in values.items():
-        if name in named and (value == 1.0 or not strict):
+        if name in names and (value == 1.0 or not strict):
             return name
-    flags = " or ".join(f"--env.{name} 1" for name in values if name in named)
-    raise ParameterError(f"the endpoint does not take {' and '.join(sorted(named))} ({words[:200]}); set {flags}")
+    flags = " or ".join(f"--env.{name} 1" for name in values if name in names)
+    raise ParameterError(f"the endpoint does not take {' and '.join(sorted(names))} ({words[:200]}); set {flags}")
 
 
 def _param(text: str) -> str:
     """The parameter that an error object of OpenAI's form names; empty: none that is known."""
     begin = text.find("{")
     try:
-        told = json.loads(text[begin:]) if begin >= 0 else None
-        param = str(told.get("error", told).get("param") or "") if told else ""
+        content = json.loads(text[begin:]) if begin >= 0 else None
+        param = str(content.get("error", content).get("param") or "") if content else ""
     except (ValueError, AttributeError, RecursionError):
         match = re.search(r'"param"\s*:\s*"([a-z_]+)"', text)
         param = match[1] if match else ""
     return f"'{param}'" if any(pattern.search(f"'{param}'") for pattern in _NAMES.values()) else ""
 
 
-def _folded(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The system message as the beginning of the user's first one."""
-    if not messages or messages[0].role != "system":
-        return messages
-    system, rest = messages[0].content, messages[1:]
-    if rest and rest[0].role == "user":
-        return (Message("user", f"{system}\n\n{rest[0].content}"), *rest[1:])
-    return (Message("user", system), *rest)
-
-
 def _wished(wishes: Wishes) -> dict[str, Any]:
     """What a program asks for, as OpenAI's API has it."""
-    asked: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if wishes.tools:
-        asked["tools"] = list(wishes.tools)
-        named = {"type": "function", "function": {"name": wishes.tool_name}}
-        asked["tool_choice"] = named if wishes.tool_name else wishes.tool_choice
+        fields["tools"] = list(wishes.tools)
+        names = {"type": "function", "function": {"name": wishes.tool_name}}
+        fields["tool_choice"] = names if wishes.tool_name else wishes.tool_choice
     if wishes.response_format:
-        asked["response_format"] = wishes.response_format
-    return asked
+        fields["response_format"] = wishes.response_format
+    return fields

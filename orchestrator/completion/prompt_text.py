@@ -61,17 +61,17 @@ def pieces(
     apart = {i: messages[i].content.strip() for i in spelling} | {i: messages[i].content for i in hidden}
     if not apart:
         return [Piece(tokenizer.render(messages, generation_prompt=generation_prompt, tools=tools))]
-    drawn = absent_marker(messages)
-    words = {i: f"{drawn}{i:0{_NUMBER}}" for i in apart}
+    marker = absent_marker(messages)
+    words = {i: f"{marker}{i:0{_NUMBER}}" for i in apart}
 
-    def rendered(shown: Mapping[int, str]) -> str:
-        told = (
-            Message(m.role, m.content.replace(apart[i], shown[i], 1)) if i in shown else m
+    def rendered(replacements: Mapping[int, str]) -> str:
+        conversation = (
+            Message(m.role, m.content.replace(apart[i], replacements[i], 1)) if i in replacements else m
             for i, m in enumerate(messages)
         )
-        return tokenizer.render(tuple(told), generation_prompt=generation_prompt, tools=tools)
+        return tokenizer.render(tuple(conversation), generation_prompt=generation_prompt, tools=tools)
 
-    own, places = _split(rendered(words), drawn, apart)
+    own, places = _split(rendered(words), marker, apart)
     contents = [apart[i] for i in places]
     if spelling.intersection(places):
         ends = {i: apart[i] + word if i in spelling else word for i, word in words.items()}
@@ -92,34 +92,36 @@ def _completed(
     """The messages of which the template may complete control tokens, if it does: see `harmless`. `apart`: those
     that it does not see."""
     words = Words(tokenizer)
-    told = {i: words.message(messages, i, tools) for i in range(since, len(messages)) if i not in apart}
-    found = {i: message for i, message in told.items() if message is not messages[i] and message != messages[i]}
-    if not found:
+    candidates = {i: words.message(messages, i, tools) for i in range(since, len(messages)) if i not in apart}
+    changes = {
+        i: message for i, message in candidates.items() if message is not messages[i] and message != messages[i]
+    }
+    if not changes:
         return set()
-    shown = tuple(replace(m, content="word") if i in apart else m for i, m in enumerate(messages))
-    return set(found) if completed(tokenizer, found, shown, tools) else set()
+    conversation = tuple(replace(m, content="word") if i in apart else m for i, m in enumerate(messages))
+    return set(changes) if completed(tokenizer, changes, conversation, tools) else set()
 
 
 def _spells_control(tokenizer: Tokenizer, messages: tuple[Message, ...], place: int, tools: Tools) -> bool:
     """Whether a content spells a control token. The marks around calls are the template's own text."""
     if not tokenizer.spells_control(messages[place].content):
         return False
-    said = calls_in(messages, place, tools, tokenizer.call_format) if tools else None
-    if said is None:
+    parsed = calls_in(messages, place, tools, tokenizer.call_format) if tools else None
+    if parsed is None:
         return True
     # Templates print the arguments without the escapes of JSON.
-    arguments = (json.dumps(json.loads(call.arguments), ensure_ascii=False) for call in said.calls)
-    texts = [said.content, *(call.name for call in said.calls), *arguments]
+    arguments = (json.dumps(json.loads(call.arguments), ensure_ascii=False) for call in parsed.calls)
+    texts = [parsed.content, *(call.name for call in parsed.calls), *arguments]
     return any(map(tokenizer.spells_control, texts))
 
 
-def _split(rendered: str, drawn: str, known: Container[int]) -> tuple[list[str], list[int]]:
+def _split(rendered: str, marker: str, numbers: Container[int]) -> tuple[list[str], list[int]]:
     """(the template's own texts, the messages whose words stand between them)."""
-    first, *others = rendered.split(drawn)
+    first, *others = rendered.split(marker)
     own, places = [first], []
     for text in others:
         number, rest = text[:_NUMBER], text[_NUMBER:]
-        if len(number) == _NUMBER and number.isdecimal() and int(number) in known:
+        if len(number) == _NUMBER and number.isdecimal() and int(number) in numbers:
             places.append(int(number))
             own.append(rest)
         else:  # a part of a word: the template cut the content off
@@ -130,18 +132,18 @@ def _split(rendered: str, drawn: str, known: Container[int]) -> tuple[list[str],
 def _between(own: list[str], words: list[str], rendered: str) -> list[str]:
     """What the template prints of each content, up to the word put behind it: some templates leave a part out or
     change it. Raises RecordError where the template's own text differs from that around mere words."""
-    found = []
+    contents = []
     at = 0
     for text, word in zip(own, words, strict=False):
         start = at + len(text)
         end = rendered.find(word, start)
         if not rendered.startswith(text, at) or end < 0:
             raise RecordError("the chat template prints other text around other contents")
-        found.append(rendered[start:end])
+        contents.append(rendered[start:end])
         at = end + len(word)
     if rendered[at:] != own[-1]:
         raise RecordError("the chat template prints other text around other contents")
-    return found
+    return contents
 
 
 def joined(parts: Iterable[Piece]) -> PromptText:

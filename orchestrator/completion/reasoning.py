@@ -93,8 +93,8 @@ def _close(text: str, tags: Tags, at: int, absent: set[str]) -> int | None:
 def _behind_unopened(text: str, at: int) -> int:
     """Behind the first closing tag whose opening tag is not in the text before it; `at`: there is none. One in
     quotes is part of the answer's text or code."""
-    found = ((_unquoted(text, tags.closes[0]), tags) for tags in TAGS)
-    ends = [place + len(tags.closes[0]) for place, tags in found if place >= 0 and tags.opens not in text[:place]]
+    places = ((_unquoted(text, tags.closes[0]), tags) for tags in TAGS)
+    ends = [place + len(tags.closes[0]) for place, tags in places if place >= 0 and tags.opens not in text[:place]]
     return _behind_space(text, min(ends)) if ends else at
 
 
@@ -117,5 +117,5 @@ def without_empty(printed: str) -> str:
 
 
 def _behind_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at

@@ -32,7 +32,6 @@ Id = tuple[str, Key]  # rollout id and its place
 RECORDING = "rollouts.jsonl"
 MAX_UNPACKED_BYTES = 64 << 20  # of rollouts.jsonl.xz; the demo's has 5 MiB. Parsed, it is some eight times larger
 _XZ_MEMORY_BYTES = 128 << 20  # for unpacking: the strongest preset takes 65 MiB
-_CHUNK_BYTES = 1 << 20
 _PARSED = 64  # rollouts that were asked for last; those at play ask several times
 Recording = tuple[Turn, ...]
 
@@ -75,9 +74,7 @@ class ReplayCompleter:
         self._by_id = by_id
         self._parsed: OrderedDict[int, Recording] = OrderedDict()
         self.takes_ids = takes_ids
-        self.served = 0
-        self.differing = 0
-        self.missing = 0
+        self.replayed = Replayed(0, 0, 0)  # so far
 
     @classmethod
     def open(cls, run_directory: Path) -> ReplayCompleter:
@@ -94,19 +91,19 @@ class ReplayCompleter:
             lines, line_at = _unpacked(path) if path.suffix == ".xz" else _on_disk(path)
             for number, (offset, text) in enumerate(lines, 1):
                 try:
-                    told = read_episode(text)
+                    episode = read_episode(text)
                 except ValueError as error:
                     if not text.strip() or not text.endswith(b"\n"):
                         continue  # what a killed run left at the end
                     raise EnvironmentUnusable(f"{path}:{number} is no recorded rollout ({error})") from error
-                if told is None:
+                if episode is None:
                     continue
-                key = (told.task_id, told.index)
+                key = (episode.task_id, episode.index)
                 # A task's first group stands for the task; groups of later epochs are found by rollout id.
                 episodes.setdefault(key, offset)
-                if told.rollout_id is not None:
-                    by_id[told.rollout_id, key] = offset
-                exact = exact and all(turn.prompt_ids is not None for turn in told.turns)
+                if episode.rollout_id is not None:
+                    by_id[episode.rollout_id, key] = offset
+                exact = exact and all(turn.prompt_ids is not None for turn in episode.turns)
         except (lzma.LZMAError, EOFError, _TooLarge) as error:
             raise EnvironmentUnusable(f"{path} is damaged, or made to be too large: {error}") from error
         except OSError as error:
@@ -116,13 +113,13 @@ class ReplayCompleter:
         return cls(line_at, episodes, exact, by_id)
 
     async def sample(self, request: CompletionRequest) -> Completion:
-        """The recorded completion of this call. Raises RecordError where there is none."""
+        """The recorded completion of this call. Raises RecordError where it was not recorded."""
         place = (request.task_id, request.index)
         offset = self._by_id.get((request.rollout_id, place), self._episodes.get(place))
         episode = () if offset is None else await self._episode(offset, place)
         number = _number(episode, request)
         if number is None:
-            self.missing += 1
+            self.replayed += Replayed(0, 0, 1)
             raise RecordError(
                 f"the recording of task {request.task_id!r}, rollout {request.index}, "
                 + (
@@ -131,26 +128,20 @@ class ReplayCompleter:
                     else "does not exist"
                 )
             )
-        self.served += 1
-        self.differing += not _answers(episode[:number], request)
+        self.replayed += Replayed(1, int(not _answers(episode[:number], request)), 0)
         return episode[number - 1].completion
 
     async def _episode(self, offset: int, place: Key) -> Recording:
         """Raises RecordError if the file is no longer what it was."""
-        if (known := self._parsed.pop(offset, None)) is None:
+        if (recording := self._parsed.pop(offset, None)) is None:
             try:
-                known = await asyncio.to_thread(lambda: _served(self._line_at(offset), place))
+                recording = await asyncio.to_thread(lambda: _served(self._line_at(offset), place))
             except (OSError, ValueError) as error:
                 raise RecordError(f"the recording cannot be read any more: {error}") from error
-        self._parsed[offset] = known  # as the last one
+        self._parsed[offset] = recording  # as the last one
         while len(self._parsed) > _PARSED:
             self._parsed.popitem(last=False)
-        return known
-
-    @property
-    def replayed(self) -> Replayed:
-        """What was replayed so far."""
-        return Replayed(self.served, self.differing, self.missing)
+        return recording
 
     async def aclose(self) -> None:
         """Nothing is open."""
@@ -158,10 +149,10 @@ class ReplayCompleter:
 
 def _served(text: bytes, place: Key) -> Recording:
     """Raises ValueError."""
-    told = read_episode(text)
-    if told is None or (told.task_id, told.index) != place:
+    episode = read_episode(text)
+    if episode is None or (episode.task_id, episode.index) != place:
         raise ValueError("it is not the file that it was")
-    return told.turns
+    return episode.turns
 
 
 class _TooLarge(Exception):
@@ -181,26 +172,22 @@ def _on_disk(path: Path) -> Lines:
 def _unpacked(path: Path) -> Lines:
     """Raises LZMAError, EOFError, _TooLarge."""
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
-    text = bytearray()
     with path.open("rb") as file:
-        while not decoder.eof:
-            packed = file.read(_CHUNK_BYTES) if decoder.needs_input else b""
-            if decoder.needs_input and not packed:
-                raise EOFError("it ends too early")
-            text += decoder.decompress(packed, max_length=_CHUNK_BYTES)
-            if len(text) > MAX_UNPACKED_BYTES:
-                raise _TooLarge(f"it holds more than {MAX_UNPACKED_BYTES >> 20} MiB; unpack it if you trust it")
-    whole = bytes(text)
+        content = decoder.decompress(file.read(MAX_UNPACKED_BYTES), max_length=MAX_UNPACKED_BYTES + 1)
+    if len(content) > MAX_UNPACKED_BYTES:
+        raise _TooLarge(f"it holds more than {MAX_UNPACKED_BYTES >> 20} MiB; unpack it if you trust it")
+    if not decoder.eof:
+        raise EOFError("it ends too early")
 
     def lines() -> Iterator[tuple[int, bytes]]:
         offset = 0
-        for line in io.BytesIO(whole):
+        for line in io.BytesIO(content):
             yield offset, line
             offset += len(line)
 
     def line_at(offset: int) -> bytes:
-        end = whole.find(b"\n", offset) + 1
-        return whole[offset : end or len(whole)]
+        end = content.find(b"\n", offset) + 1
+        return content[offset : end or len(content)]
 
     return lines(), line_at
 
@@ -211,8 +198,8 @@ def _number(episode: Recording, request: CompletionRequest) -> int | None:
     if request.sequence > max((turn.sequence for turn in episode), default=0):
         return None
     same = [n for n, talk in enumerate(conversations(episode), 1) if talk == request.messages]
-    named = [n for n, turn in enumerate(episode, 1) if turn.sequence == request.sequence]
-    return next(iter([n for n in named if n in same] or same or named), None)
+    by_number = [n for n, turn in enumerate(episode, 1) if turn.sequence == request.sequence]
+    return next(iter([n for n in by_number if n in same] or same or by_number), None)
 
 
 def _answers(episode: Recording, request: CompletionRequest) -> bool:

@@ -52,9 +52,9 @@ class ConnectionFailed(Retryable):
     `asked`: whether the request may have arrived.
     """
 
-    def __init__(self, text: str, *, asked: bool) -> None:
+    def __init__(self, text: str, *, sent: bool) -> None:
         super().__init__(text)
-        self.asked = asked
+        self.sent = sent
 
 
 class Aborted(Retryable):

@@ -1,4 +1,4 @@
-"""What was sampled as ids, as one completion: checks on every answer, retries, and what was aborted continued.
+"""Checks, retries and joins the parts of one completion given as ids.
 
 Who samples, an endpoint or a function, is left to subclasses; this module refuses answers that do not hold one
 log-prob per sampled id. Sampled text is decoded from the ids here, never taken from the server: the token that
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from orchestrator.completion.base import (
+    RECORDED,
     CompletionRequest,
     Endpoint,
     Finish,
@@ -28,7 +29,7 @@ from orchestrator.completion.base import (
     fitted,
     ids_of,
 )
-from orchestrator.completion.finish import FinishReasons, end_of, recorded_end
+from orchestrator.completion.finish import FinishReasons, end_of
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.reasoning import LONGEST_TAG, opened_by
 from orchestrator.completion.retry import (
@@ -53,7 +54,7 @@ ROUNDING = 1e-6  # a log-prob above zero by less than this is a rounding error
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class RawSample:
     """An answer as a dialect read it, before it is checked.
 
     `logprobs` None: there are none of the raw distribution. `prompt_ids`: the prompt as the server says it got it.
@@ -77,7 +78,7 @@ class Sampled:
 
 
 class IdCompletions(ABC):
-    """Completions as ids: checked, continued behind what was aborted, tried again. Who samples is a subclass's.
+    """Completions as ids. A subclass says how an endpoint, or a function, is asked for one answer.
 
     `seeded`: the same request with the same seed gets the same sample. `joins`: who samples may continue what was
     aborted itself, and then misses a stop string that was begun before.
@@ -113,7 +114,7 @@ class IdCompletions(ABC):
     @abstractmethod
     async def _sampled(
         self, request: CompletionRequest, model: str, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> Sampled:
+    ) -> RawSample:
         """The answer to one request. Raises as `_continued`, and what reading nonsense raises."""
 
     async def _paused(self) -> bool:
@@ -146,10 +147,10 @@ class IdCompletions(ABC):
                 if error.status is not None and await self._paused():
                     continue
                 raise
-            whole = [*parts, part]
+            all_parts = [*parts, part]
             reason = part.finish_reason or self._over((*before, *part.ids), request)
             if reason is not None:
-                return self._completion(whole, reason, request)
+                return self._completion(all_parts, reason, request)
             if part.ids:
                 parts.append(part)
             elif not await self._paused():
@@ -157,14 +158,14 @@ class IdCompletions(ABC):
 
     async def _part(
         self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> tuple[Sampled, Part]:
+    ) -> tuple[RawSample, Part]:
         """(the answer as it came, what is kept of it). Raises ForeignAnswer for an answer of another shape."""
         before = await self.attribution.before()
         model = before.served.model or self.endpoint.model
         try:
             sampled = await self._sampled(request, model, timeout_s, headers)
             ids, logprobs = _checked(sampled, request)
-            told = sampled.spans or told_spans(sampled.weight_versions, len(ids))
+            server_spans = sampled.spans or told_spans(sampled.weight_versions, len(ids))
             end = (
                 None
                 if end_of(sampled.finish_reason) == "aborted"
@@ -175,7 +176,7 @@ class IdCompletions(ABC):
         except Refusal as refusal:
             raise self.attribution.refused(before, refusal) from refusal
         server_end = bool(sampled.ended and ids) and self._tokenizer.learn_end(ids[-1])
-        spans = await self.attribution.spans(before, len(ids), told, sampled.policy_version)
+        spans = await self.attribution.spans(before, len(ids), server_spans, sampled.policy_version)
         return sampled, Part(ids, logprobs, end, spans, server_end)
 
     def _end(self, reason: object, ids: tuple[int, ...], request: CompletionRequest) -> Finish:
@@ -189,22 +190,22 @@ class IdCompletions(ABC):
         aborted = len(parts) > 1 or parts[-1].finish_reason is None
         if (self.joins or aborted) and (end := self._stopped(ids, request.stop)) is not None:
             ids, finish_reason = ids[:end], "stop"
-        known, broken = self._known(ids), finish_reason in ("broken_off", "out_of_time")
+        count, broken = self._known(ids), finish_reason in ("broken_off", "out_of_time")
         opened = opened_by(self._tokenizer.decode(prompt[-LONGEST_TAG:].tolist()))
-        text, visible, reasoning_chars = visible_text(self._tokenizer, ids[:known], request.stop, opened)
-        spans = joined([span for part in parts for span in part.spans or _unknown(part)], known)
+        text, visible, reasoning_chars = visible_text(self._tokenizer, ids[:count], request.stop, opened)
+        spans = joined([span for part in parts for span in part.spans or _unknown(part)], count)
         completion = Completion(
             text=text,
             visible=visible,
-            finish_reason=recorded_end(finish_reason),
-            tokens_T=ids[:known],
-            logprobs_T=_logprobs(parts, known),
+            finish_reason=RECORDED[finish_reason],
+            tokens_T=ids[:count],
+            logprobs_T=_logprobs(parts, count),
             prompt_tokens=len(prompt),
             completion_tokens=max(1, len(ids)),
             reasoning_chars=reasoning_chars,
-            server_end=parts[-1].server_end and known == sum(len(part.ids) for part in parts),
+            server_end=parts[-1].server_end and count == sum(len(part.ids) for part in parts),
         ).sampled_from(spans)
-        if known < len(ids) or not ids or broken:
+        if count < len(ids) or not ids or broken:
             fault = (
                 "an answer that the server broke off"
                 if broken
@@ -253,17 +254,17 @@ def _ids(parts: Sequence[Part]) -> tuple[int, ...]:
     return tuple(token for part in parts for token in part.ids)
 
 
-def _logprobs(parts: Sequence[Part], known: int) -> tuple[float, ...] | None:
+def _logprobs(parts: Sequence[Part], count: int) -> tuple[float, ...] | None:
     """Of the first `known` ids; None if some part has none."""
     if len(parts) == 1:
         only = parts[0].logprobs
-        return None if only is None else only[:known]
-    found: list[float] = []
+        return None if only is None else only[:count]
+    values: list[float] = []
     for part in parts:
         if part.logprobs is None:
             return None
-        found += part.logprobs
-    return tuple(found[:known])
+        values += part.logprobs
+    return tuple(values[:count])
 
 
 def _unknown(part: Part) -> tuple[PolicySpan, ...]:
@@ -283,13 +284,13 @@ def _rest(request: CompletionRequest, before: tuple[int, ...]) -> CompletionRequ
     )
 
 
-def _checked(sampled: Sampled, request: CompletionRequest) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
+def _checked(sampled: RawSample, request: CompletionRequest) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
     """(ids, their log-probs if there are any). Raises Retryable."""
     prompt = request.prompt_ids or ids_of()
     ids = tuple(sampled.ids)
     # Whole lists are checked at a time: one by one, the checks were a fifth of a completion's cost here.
     if not set(map(type, ids)) <= {int} or min(ids, default=0) < 0:
-        raise Retryable("an id that is none")
+        raise Retryable("the server returned a token id that is not a non-negative integer")
     if sampled.sampled_tokens not in (None, len(ids)):
         raise Retryable(f"{_number(sampled.sampled_tokens)} ids were sampled, {len(ids)} came")
     logprobs = None if sampled.logprobs is None else _checked_logprobs(sampled.logprobs, len(ids))
@@ -298,25 +299,25 @@ def _checked(sampled: Sampled, request: CompletionRequest) -> tuple[tuple[int, .
     if sampled.prompt_ids is not None and sampled.prompt_ids != prompt.tolist():
         raise Retryable("the server sampled from another prompt than it was given")
     if sampled.prompt_tokens not in (len(prompt), UNTOLD):
-        seen = _number(sampled.prompt_tokens)
-        raise Retryable(f"the server saw {seen} prompt ids, it was given {len(prompt)}")
+        theirs = _number(sampled.prompt_tokens)
+        raise Retryable(f"the server saw {theirs} prompt ids, it was given {len(prompt)}")
     return ids, logprobs
 
 
-def _checked_logprobs(given: list[Any], count: int) -> tuple[float, ...]:
+def _checked_logprobs(values: list[Any], count: int) -> tuple[float, ...]:
     """Raises Retryable."""
-    if len(given) != count:
-        raise Retryable(f"{count} ids but {len(given)} log-probs")
-    if not set(map(type, given)) <= {int, float} or not all(map(math.isfinite, given)):
-        raise Retryable("a log-prob that is no number")
-    if (highest := max(given, default=0.0)) > ROUNDING:
+    if len(values) != count:
+        raise Retryable(f"{count} ids but {len(values)} log-probs")
+    if not set(map(type, values)) <= {int, float} or not all(map(math.isfinite, values)):
+        raise Retryable("the server returned a log-prob that is not a finite number")
+    if (highest := max(values, default=0.0)) > ROUNDING:
         raise Retryable(f"a log-prob above zero ({highest})")
-    logprobs = tuple(map(float, given))
+    logprobs = tuple(map(float, values))
     return tuple(min(0.0, value) for value in logprobs) if highest > 0.0 else logprobs
 
 
 def _number(value: int | None) -> int:
     """The value, for an error message. Raises TypeError where it is no number."""
     if not isinstance(value, int):
-        raise TypeError("a number that is none")
+        raise TypeError("not a number")
     return value

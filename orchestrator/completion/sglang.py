@@ -10,19 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import UNFILTERED
-from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.ids import UNFILTERED, Dialect
+from orchestrator.completion.sampled import RawSample
 from orchestrator.completion.versions import version_text
 
 
-class SglangDialect:
+class SglangDialect(Dialect):
     """SGLang's own endpoint."""
 
     name = "sglang"
     path = "/generate"
-    streams = False
-    tells_pauses = False
-    guides = False
 
     def __init__(self, *, seeded: bool = True) -> None:
         # Servers before 0.5.2 do not know sampling_seed and refuse a request that has it.
@@ -52,12 +49,12 @@ class SglangDialect:
             "stream": False,
         }
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> RawSample:
         answer = answer[0] if isinstance(answer, list) else answer
         meta = answer["meta_info"]
         pairs = meta["output_token_logprobs"]
         reason = meta["finish_reason"]
-        return Sampled(
+        return RawSample(
             ids=[pair[1] for pair in pairs],
             logprobs=[pair[0] for pair in pairs],
             finish_reason=reason["type"] if isinstance(reason, dict) else reason,

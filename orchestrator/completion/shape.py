@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.calls.formats import written
 from orchestrator.calls.structured import calls_in
-from orchestrator.calls.written import written
 from orchestrator.errors import RecordError
 from orchestrator.types import Call, CallFormat, Message, Role, Tools
 
@@ -61,6 +61,16 @@ class Shape:
         return tuple(Message(role, "\n\n".join(contents)) for role, contents in fitted)
 
 
+def folded(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The conversation with its first system message at the beginning of the user message behind it."""
+    if not messages or messages[0].role != "system":
+        return messages
+    first, *rest = messages
+    if rest and rest[0].role == "user":
+        return (Message("user", f"{first.content}\n\n{rest[0].content}"), *rest[1:])
+    return (Message("user", first.content), *rest)
+
+
 class Printer(Protocol):
     """A chat template, or a tokenizer that has one."""
 
@@ -71,25 +81,27 @@ class Printer(Protocol):
 
 
 def implied_system(template: Printer) -> str:
-    """The system message that a template prints where a conversation has none; empty: it prints none."""
+    """The system message that a template prints for a conversation without one; empty: it prints nothing."""
     user, word = Message("user", "word 31415"), "word 27183"
     try:
-        told = template.render((Message("system", word), user), generation_prompt=False)
+        with_system = template.render((Message("system", word), user), generation_prompt=False)
         untold = template.render((user,), generation_prompt=False)
     except RecordError:
         return ""
-    before, _, behind = told.partition(word)
-    whole = len(untold) > len(before) + len(behind) and untold.startswith(before) and untold.endswith(behind)
-    return untold[len(before) : len(untold) - len(behind)] if whole else ""
+    before, _, behind = with_system.partition(word)
+    implied = len(untold) > len(before) + len(behind) and untold.startswith(before) and untold.endswith(behind)
+    return untold[len(before) : len(untold) - len(behind)] if implied else ""
 
 
 def tools_text(template: Printer, tools: Tools) -> str:
     """What the template prints of the tools before a first question. Raises RecordError."""
-    asked = (Message("user", "31415"),)
-    shown = template.render(asked, generation_prompt=True, tools=tools)
-    bare = template.render(asked, generation_prompt=True)
-    start = next((at for at, (one, other) in enumerate(zip(shown, bare, strict=False)) if one != other), len(bare))
-    return shown[start : start + len(shown) - len(bare)]
+    question = (Message("user", "31415"),)
+    with_tools = template.render(question, generation_prompt=True, tools=tools)
+    bare = template.render(question, generation_prompt=True)
+    start = next(
+        (at for at, (one, other) in enumerate(zip(with_tools, bare, strict=False)) if one != other), len(bare)
+    )
+    return with_tools[start : start + len(with_tools) - len(bare)]
 
 
 def shape_of(template: Printer) -> Shape:

@@ -142,7 +142,7 @@ class Startup:
         return result
 
     def over(self) -> None:
-        """The endpoint serves: whoever was told of a wait is told of its end."""
+        """Tells that the endpoint serves, if a wait for it was told."""
         if self._failures:
             self._patience.tell(self._wait(""))
 
@@ -179,7 +179,7 @@ def may_have_sampled(error: CompletionError) -> bool:
     if isinstance(error, Refusal | AuthenticationError):
         return False
     if isinstance(error, ConnectionFailed):
-        return error.asked
+        return error.sent
     if isinstance(error, Aborted):
         return error.sampled
     return not (isinstance(error, Retryable) and error.status is not None)

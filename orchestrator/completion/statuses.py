@@ -36,7 +36,7 @@ _QUOTA_WORDS = re.compile(
     r"|billing_not_active|account is not active|payment required",
     re.IGNORECASE,
 )
-# Words of a 400 that no text causes: of a server that has not the model, takes no tools, or has none behind it.
+# Words of a 400 that no text causes: the server lacks the model, takes no tools, or is a gateway without a server.
 _PLACE_WORDS = re.compile(
     r"model[_ ]not[_ ]found|invalid model name|(model|deployment)\W.{0,80}\b(does not exist|not found|not loaded)"
     r"|unknown model|no healthy upstream|no available server"
@@ -44,51 +44,53 @@ _PLACE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _UNKNOWN_MODEL = 404
-# What is in an answer that is no error, in the dialects: then an `error` beside it means nothing.
+# Fields of answers in the dialects: beside one of them an `error` means nothing.
 _RESULTS = ("choices", "data", "models", "meta_info", "logprobs", "tokens", "content", "text")
 _OF_TYPE = (("rate", 429), ("auth", 401), ("permission", 403), ("invalid_request", 400), ("badrequest", 400))
 
 
 def failure(endpoint: Endpoint, status: int, text: str, *, after: str | None = None, label: str = "") -> Exception:
     """The error for an answer with this status and text. `label`: what to call the status."""
-    words, told = endpoint.redact(text, WORDS_CHARS), f"{label or f'HTTP {status}'}: {endpoint.redact(text)}"
+    words, detail = endpoint.redact(text, WORDS_CHARS), f"{label or f'HTTP {status}'}: {endpoint.redact(text)}"
     if status == 402 or (status in (400, 403, 429) and _QUOTA_WORDS.search(words)):
         return QuotaError(
-            f"the endpoint {endpoint.shown} serves nothing more for this account ({told}); pay for more, or use "
+            f"the endpoint {endpoint.shown} serves nothing more for this account ({detail}); pay for more, or use "
             "another key"
         )
     if status in (401, 403):
         what = "the key" if endpoint.api_key or endpoint.headers else "a request without a key"
         return AuthenticationError(
-            f"the endpoint {endpoint.shown} refuses {what} ({told}); set --openai.api_key or OPENAI_API_KEY"
+            f"the endpoint {endpoint.shown} refuses {what} ({detail}); set --openai.api_key or OPENAI_API_KEY"
         )
     if is_context_length(status, words):
         return ContextLengthError(endpoint.redact(text))
     if status == 407:
-        return Refusal(f"{told}; the proxy of HTTP_PROXY or HTTPS_PROXY wants a user and a password", status)
+        return Refusal(f"{detail}; the proxy of HTTP_PROXY or HTTPS_PROXY wants a user and a password", status)
     if status in (408, 409, 425, 429) or (status >= 500 and status != NOT_IMPLEMENTED):
-        return Retryable(told, retry_after_s(after), status, words)
+        return Retryable(detail, retry_after_s(after), status, words)
     if status == 400 and _PLACE_WORDS.search(words):
         status = _UNKNOWN_MODEL
-    return Refusal(told, status, words)
+    return Refusal(detail, status, words)
 
 
 def error_in(answer: Any) -> tuple[int, Any] | None:
     """(the status that it would have, what it says) of an error that came with HTTP 200; None: it is no error."""
     if not isinstance(answer, Mapping) or any(answer.get(name) for name in _RESULTS):
         return None
-    told = answer.get("error") or answer.get("errors")
-    if not told:
-        named = answer.get("object") == "error" or answer.get("type") == "error" or answer.get("success") is False
-        if not named and not ("choices" not in answer and ("message" in answer or "detail" in answer)):
+    error = answer.get("error") or answer.get("errors")
+    if not error:
+        is_error = (
+            answer.get("object") == "error" or answer.get("type") == "error" or answer.get("success") is False
+        )
+        if not is_error and not ("choices" not in answer and ("message" in answer or "detail" in answer)):
             return None
-        told = answer
-    return status_of(told), told
+        error = answer
+    return status_of(error), error
 
 
-def status_of(told: Any) -> int:
+def status_of(error: Any) -> int:
     """The status that an error names; 500 where it names none."""
-    one = told[0] if isinstance(told, list) and told else told
+    one = error[0] if isinstance(error, list) and error else error
     if not isinstance(one, Mapping):
         return 500
     for name in ("code", "status", "status_code", "http_status"):

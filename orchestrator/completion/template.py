@@ -11,14 +11,14 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
 from orchestrator.calls.structured import structured
-from orchestrator.completion.shape import Shape, shape_of
+from orchestrator.completion.shape import Shape, folded, shape_of
 from orchestrator.errors import RecordError
 from orchestrator.types import CallFormat, Message, Tools
 
@@ -93,27 +93,27 @@ class ChatTemplate:
     def _rendered(
         self, form: Form, messages: tuple[Message, ...], generation_prompt: bool, tools: Tools, at: float | None
     ) -> str:
-        shown = _folded(messages) if form.folds else messages
-        told = structured(shown, tools, self.call_format)
+        conversation = folded(messages) if form.folds else messages
+        entries = structured(conversation, tools, self.call_format)
         try:
-            return self._printed(form, told, generation_prompt, tools, at)
+            return self._printed(form, entries, generation_prompt, tools, at)
         except Exception as error:  # the template is a program that comes with the model
-            singly = structured(shown, tools, self.call_format, one_by_one=True)
-            if singly != told:
+            singly = structured(conversation, tools, self.call_format, one_by_one=True)
+            if singly != entries:
                 # Llama 3.1 writes several calls, and its template refuses them. As text they look the same.
                 with contextlib.suppress(Exception):
                     return self._printed(form, singly, generation_prompt, tools, at)
             raise RecordError(f"the model's chat template refuses the conversation: {error}") from error
 
     def _printed(
-        self, form: Form, told: list[dict[str, Any]], generation_prompt: bool, tools: Tools, at: float | None
+        self, form: Form, entries: list[dict[str, Any]], generation_prompt: bool, tools: Tools, at: float | None
     ) -> str:
-        for message in told:
+        for message in entries:
             if message["role"] in form.parts:
                 message["content"] = [{"type": "text", "text": message["content"]}]
         # transformers 5 returns a BatchEncoding unless told not to tokenize.
         printed = self._tokenizer.apply_chat_template(
-            told,
+            entries,
             tokenize=False,
             add_generation_prompt=generation_prompt,
             **({"tools": list(tools)} if tools else {}),
@@ -135,15 +135,5 @@ class ChatTemplate:
 def _with_date(template: str, at: float) -> str:
     now = datetime.fromtimestamp(at, UTC)
     dates = {format: now.strftime(format) for _, format in _FORMAT.findall(template)}
-    told = json.dumps(dates, ensure_ascii=False)
-    return f"{{%- macro strftime_now(format) -%}}{{{{ {told}[format] }}}}{{%- endmacro -%}}{template}"
-
-
-def _folded(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The conversation with its first system message at the beginning of the user message behind it."""
-    if not messages or messages[0].role != "system":
-        return messages
-    first, *rest = messages
-    if rest and rest[0].role == "user":
-        return (replace(rest[0], content=f"{first.content}\n\n{rest[0].content}"), *rest[1:])
-    return (Message("user", first.content), *rest)
+    entries = json.dumps(dates, ensure_ascii=False)
+    return f"{{%- macro strftime_now(format) -%}}{{{{ {entries}[format] }}}}{{%- endmacro -%}}{template}"

@@ -61,8 +61,8 @@ class HubTokenizer:
         self._template = ChatTemplate(tokenizer, self._template_kwargs, self.call_format)
         self._at: float | None = None
         # Parameters of the library itself, which are not for the template; another template would be one.
-        taken = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | {"messages"}
-        if others := sorted(taken & self._template_kwargs.keys()):
+        reserved = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | {"messages"}
+        if others := sorted(reserved & self._template_kwargs.keys()):
             raise ConfigError(f"env.chat_template_kwargs: {', '.join(others)} cannot be told to a chat template")
         self.size = len(tokenizer)
         added, special = getattr(tokenizer, "added_tokens_decoder", {}), tokenizer.all_special_ids
@@ -112,8 +112,8 @@ class HubTokenizer:
             repr(sorted(self._tokenizer.get_vocab().items())) if self._backend is None else self._backend.to_str()
         )
         kwargs, ends = sorted(self._template_kwargs.items()), sorted(self._ends.declared)
-        told = f"{content}\0{self._template.text}\0{kwargs}\0{ends}"
-        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+        identity = f"{content}\0{self._template.text}\0{kwargs}\0{ends}"
+        return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
     def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
         """Raises RecordError for a text that cannot be encoded."""
@@ -143,9 +143,9 @@ class HubTokenizer:
         """Ids of a text without any control token: a text that spells one is encoded in two halves."""
         ids: list[int] = []
         pieces = self._controls.cut(text)
-        for piece, found in zip(pieces, self._encode(pieces), strict=True):
-            if self._never_plain.isdisjoint(found):
-                ids += found
+        for piece, piece_ids in zip(pieces, self._encode(pieces), strict=True):
+            if self._never_plain.isdisjoint(piece_ids):
+                ids += piece_ids
             elif len(piece) > 1:  # it still gives a control token: one within another, or found in another way
                 middle = len(piece) // 2
                 ids += [*self._spelled_out(piece[:middle]), *self._spelled_out(piece[middle:])]
@@ -187,8 +187,8 @@ class HubTokenizer:
         """As `Tokenizer.decode`. Ids without a token become nothing: a model has more ids than its tokenizer."""
         if self._decoder is not None:
             return str(self._decoder.decode(ids, skip_special_tokens=False))
-        known = [i for i in ids if i in self._vocabulary]
-        return str(self._tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        own_ids = [i for i in ids if i in self._vocabulary]
+        return str(self._tokenizer.decode(own_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @functools.cached_property
     def _vocabulary(self) -> frozenset[int]:
@@ -262,12 +262,12 @@ def load_tokenizer(
 ) -> HubTokenizer:
     """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s where it is not available (with
     `here_only`: on this machine); ConfigError for `template_kwargs` that are the library's own parameters."""
-    here = check_source(name, here_only=here_only)
+    folder = check_source(name, here_only=here_only)
     try:
         tokenizer = auto_tokenizer().from_pretrained(
-            str(here or name), local_files_only=here is not None, trust_remote_code=False
+            str(folder or name), local_files_only=folder is not None, trust_remote_code=False
         )
-        model_ends = _model_ends(name, here)
+        model_ends = _model_ends(name, folder)
     except EnvironmentUnusable:
         raise
     except Exception as error:  # transformers raises anything from OSError to KeyError here
@@ -283,10 +283,10 @@ def load_tokenizer(
     return HubTokenizer(tokenizer, name, template_kwargs, call_format, model_ends)
 
 
-def _model_ends(name: str, here: Path | None) -> frozenset[int] | None:
+def _model_ends(name: str, folder: Path | None) -> frozenset[int] | None:
     """The ends that the model's generation_config.json names. Raises EnvironmentUnusable."""
-    if here is not None:
-        return ends_in(here / _GENERATION)
+    if folder is not None:
+        return ends_in(folder / _GENERATION)
     from transformers.utils.hub import cached_file
 
     with contextlib.suppress(OSError):  # the model has no such file
@@ -369,13 +369,13 @@ def tokenizer_folder(name: str) -> Path | None:
 
 
 def _check_json(file: Path, key: str | None) -> None:
-    """Raises EnvironmentUnusable for a file that is no JSON object with `key` in it."""
+    """Raises EnvironmentUnusable unless the file is a JSON object with `key` in it."""
     try:
-        found = orjson.loads(file.read_bytes()) if file.is_file() else {key: None}
+        content = orjson.loads(file.read_bytes()) if file.is_file() else {key: None}
     except (OSError, ValueError) as error:
-        found = str(error)[:100]
-    if not isinstance(found, dict) or (key is not None and key not in found):
-        why = found if isinstance(found, str) else "something else is in it"
+        content = str(error)[:100]
+    if not isinstance(content, dict) or (key is not None and key not in content):
+        why = content if isinstance(content, str) else "something else is in it"
         raise EnvironmentUnusable(
             f"{file} is not what it must be ({why}); set {_FLAG} to a folder with a whole tokenizer"
         )
@@ -389,8 +389,8 @@ def _cached(name: str) -> Path | None:
         snapshots = [file.parent for file in model.glob("snapshots/*/tokenizer_config.json")]
         main = model / "refs" / "main"
         newest = main.read_text().strip() if main.is_file() else ""
-        named = (folder for folder in snapshots if folder.name == newest)
-        return next(named, snapshots[0] if snapshots else None)
+        matches = (folder for folder in snapshots if folder.name == newest)
+        return next(matches, snapshots[0] if snapshots else None)
     return None
 
 

@@ -1,7 +1,7 @@
 """Recorded turns to one token-level trajectory. Pure.
 
 Its only input is what the proxy was asked and what it served. Served completions are trained, in their place in
-the line. What was asked is context, whoever wrote it according to the sandbox.
+the line. Prompts are context, whatever the sandbox says about who wrote them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from orchestrator.completion.line import learn_end
 from orchestrator.completion.prompt_text import pieces
 from orchestrator.completion.reasoning import reasoning_chars, without_empty
 from orchestrator.completion.shape import implied_system
-from orchestrator.completion.untemplated import demand_plain, untemplated
 from orchestrator.errors import RecordError
 from orchestrator.rules.policy import joined
 from orchestrator.types import (
@@ -31,15 +30,21 @@ from orchestrator.types import (
     Trajectory,
     Turn,
     conversations,
+    shared,
 )
 
-Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation of its prompt
+# A model may say what its template refuses to print (a turn of the end token alone, where empty turns are
+# refused). The rollout is scored all the same, so that such a turn earns no second draw. What it sampled is
+# trained.
+UNTEMPLATED_NOTE = "the model's chat template refuses the conversation: its ids are those of its texts alone"
+_PLAIN_TALK = (Message("user", "What is 1 + 1?"), Message("assistant", "2"))
+TurnTalk = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation of its prompt
 
 
-def in_lines(turns: Sequence[Turn]) -> list[Asked]:
-    """The completions that lines are made of: without those that nobody got, unless there is no other."""
-    asked = list(zip(turns, conversations(turns), strict=True))
-    return [one for one in asked if not one[0].abandoned] or asked
+def in_lines(turns: Sequence[Turn]) -> list[TurnTalk]:
+    """The completions that lines are made of: those that were given up only if there is no other."""
+    pairs = list(zip(turns, conversations(turns), strict=True))
+    return [one for one in pairs if not one[0].abandoned] or pairs
 
 
 def main_segment(turns: Sequence[Turn], question: str = "", rule: MainLine = "question") -> int:
@@ -48,8 +53,8 @@ def main_segment(turns: Sequence[Turn], question: str = "", rule: MainLine = "qu
     By the rule `question` it is the segment of the main agent's first action turn that has the question in its
     conversation, else of its first action turn, else of the first turn.
     """
-    asked = in_lines(turns)
-    own = [one for one in asked if one[0].kind is CompletionKind.ACTION and not one[0].agent] or asked
+    pairs = in_lines(turns)
+    own = [one for one in pairs if one[0].kind is CompletionKind.ACTION and not one[0].agent] or pairs
     match rule:
         case "longest":
             tokens = sampled_tokens([turn for turn, _ in own])
@@ -59,8 +64,8 @@ def main_segment(turns: Sequence[Turn], question: str = "", rule: MainLine = "qu
         case "last":
             return own[-1][0].segment
         case "question":
-            named = question.strip()
-            begins = (t for t, talk in own if any(named in m.content for m in talk if m.role != "assistant"))
+            text = question.strip()
+            begins = (t for t, talk in own if any(text in m.content for m in talk if m.role != "assistant"))
             return next(begins, own[0][0]).segment
 
 
@@ -74,8 +79,8 @@ def main_line(
     line = trajectory(record, tokenizer, plan.agent.closing_tag, segment)
     if line.messages and line.messages[0].role != "system":
         # A group's messages begin with one, and what the template printed is a part of the line.
-        told = Message("system", implied_system(tokenizer.dated(record.started_at)) if tokenizer else "")
-        line = replace(line, messages=(told, *line.messages))
+        system = Message("system", implied_system(tokenizer.dated(record.started_at)) if tokenizer else "")
+        line = replace(line, messages=(system, *line.messages))
     return line
 
 
@@ -88,7 +93,7 @@ def trajectory(
         raise RecordError("no completion was served")
     tokenizer = _of_then(tokenizer, record)
     chosen = main_segment(turns) if segment is None else segment
-    pairs = [asked for asked in in_lines(turns) if asked[0].segment == chosen]
+    pairs = [pairs for pairs in in_lines(turns) if pairs[0].segment == chosen]
     if not pairs:
         raise RecordError(f"the record has no segment {chosen}")
     return _trajectory(pairs, tokenizer, closing_tag)
@@ -108,7 +113,7 @@ def side_lines(
 ) -> Iterator[tuple[int, Trajectory | RecordError]]:
     """(segment, trajectory, or why there is none) of all lines but the main one, by their numbers."""
     tokenizer = _of_then(tokenizer, record)
-    sides: dict[int, list[Asked]] = {}
+    sides: dict[int, list[TurnTalk]] = {}
     for turn, talk in in_lines(record.turns):
         if turn.segment != main:
             sides.setdefault(turn.segment, []).append((turn, talk))
@@ -119,7 +124,7 @@ def side_lines(
             yield segment, error
 
 
-def _trajectory(pairs: list[Asked], tokenizer: Tokenizer | None, closing_tag: str) -> Trajectory:
+def _trajectory(pairs: list[TurnTalk], tokenizer: Tokenizer | None, closing_tag: str) -> Trajectory:
     """The trajectory of one segment's turns."""
     chosen = pairs[0][0].segment
     if all(turn.prompt_ids is not None and turn.completion.tokens_T is not None for turn, _ in pairs):
@@ -132,7 +137,7 @@ def _trajectory(pairs: list[Asked], tokenizer: Tokenizer | None, closing_tag: st
         line = _retokenized(messages, spoken, tokenizer, pairs[-1][0].tools)
     except Exception:  # the template is a program that comes with the model: it may raise anything
         demand_plain(tokenizer)
-        line = untemplated(pairs, messages, tokenizer)
+        line = _untemplated(pairs, messages, tokenizer)
     return replace(line, segment=chosen, messages=one_system(line.messages))
 
 
@@ -146,16 +151,16 @@ def one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 def sampled_tokens(turns: Sequence[Turn]) -> Counter[int]:
     """How many tokens of each line were sampled."""
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for turn, _ in in_lines(turns):
-        found[turn.segment] += turn.completion.sampled_tokens
-    return found
+        counts[turn.segment] += turn.completion.sampled_tokens
+    return counts
 
 
 def untrained_share(turns: Sequence[Turn], segment: int) -> float:
     """The share of the sampled tokens that is not in this line: untrained where it is the rollout's only one."""
-    whole = sum(turn.completion.sampled_tokens for turn in turns)
-    return (whole - sampled_tokens(turns)[segment]) / whole if whole else 0.0
+    total = sum(turn.completion.sampled_tokens for turn in turns)
+    return (total - sampled_tokens(turns)[segment]) / total if total else 0.0
 
 
 def sampled_by(record: Record, line: Trajectory) -> tuple[PolicySpan, ...]:
@@ -165,7 +170,7 @@ def sampled_by(record: Record, line: Trajectory) -> tuple[PolicySpan, ...]:
     return joined(spans, sum(span.tokens for span in spans))
 
 
-def _sampled(pairs: list[Asked], tokenizer: Tokenizer | None) -> Trajectory:
+def _sampled(pairs: list[TurnTalk], tokenizer: Tokenizer | None) -> Trajectory:
     """The trajectory from the ids as they were sent and sampled."""
     tokens: list[int] = []
     trained: list[bool] = []
@@ -192,15 +197,15 @@ def _sampled(pairs: list[Asked], tokenizer: Tokenizer | None) -> Trajectory:
     return Trajectory(tuple(tokens), tuple(trained), tuple(logprobs) if exact else None, messages, "sampled")
 
 
-def _line_messages(pairs: list[Asked], tokenizer: Tokenizer | None) -> tuple[Message, ...]:
+def _line_messages(pairs: list[TurnTalk], tokenizer: Tokenizer | None) -> tuple[Message, ...]:
     """The line's messages. Assistant messages hold what was sampled, not what the agent made of it."""
     last_turn, last_talk = pairs[-1]
     messages = list(last_talk)
     for (turn, talk), (following, _) in pairwise(pairs):
         if len(talk) >= len(messages):
             raise RecordError(f"turn {turn.sequence}: the line's last conversation does not contain it")
-        said = turn.opening + _without_end(turn, tokenizer) + following.closing
-        messages[len(talk)] = Message("assistant", said)
+        content = turn.opening + _without_end(turn, tokenizer) + following.closing
+        messages[len(talk)] = Message("assistant", content)
     return (*messages, Message("assistant", last_turn.opening + _without_end(last_turn, tokenizer)))
 
 
@@ -211,7 +216,7 @@ def _without_end(turn: Turn, tokenizer: Tokenizer | None) -> str:
     return said if len(said) >= completion.reasoning_chars + len(completion.visible) else completion.text
 
 
-def _said(pairs: list[Asked], closing_tag: str) -> tuple[Message, ...]:
+def _said(pairs: list[TurnTalk], closing_tag: str) -> tuple[Message, ...]:
     """The last conversation and its answer, with the closing code tag that the agent appends in earlier turns."""
     turn, talk = pairs[-1]
     text = turn.completion.visible
@@ -221,33 +226,33 @@ def _said(pairs: list[Asked], closing_tag: str) -> tuple[Message, ...]:
     return (*talk, Message("assistant", text))
 
 
-def _spoken(pairs: list[Asked], messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[int, int]]:
+def _spoken(pairs: list[TurnTalk], messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[int, int]]:
     """(the messages with their reasoning, how many first characters of a message were sampled, by its place).
 
     Sampled is a message that begins with the completion given in its place, which the agent may have stripped.
     Text behind it is the agent's own. The reasoning, which the agent never got, is put back in front.
     """
-    whole, found = list(messages), {}
+    texts, sampled_chars = list(messages), {}
     for turn, talk in pairs:
         place, text = len(talk), turn.completion.visible
         if place < len(messages) and messages[place].role == "assistant":
             content, reasoning = messages[place].content, turn.completion.reasoning
             forms = [form for form in (text, text.lstrip(), text.strip()) if content.startswith(form)]
             if forms:
-                whole[place] = Message("assistant", reasoning + content)
-            found[place] = len(reasoning) + max(map(len, forms)) if forms else 0
-    return tuple(whole), found
+                texts[place] = Message("assistant", reasoning + content)
+            sampled_chars[place] = len(reasoning) + max(map(len, forms)) if forms else 0
+    return tuple(texts), sampled_chars
 
 
 def _retokenized(
     messages: tuple[Message, ...], spoken: Mapping[int, int], tokenizer: Tokenizer, tools: Tools
 ) -> Trajectory:
     """Ids made from text. `spoken`: how many first characters of a message are trained, by its place."""
-    said = {i for i, message in enumerate(messages) if message.role == "assistant"}
+    assistants = {i for i, message in enumerate(messages) if message.role == "assistant"}
     left = dict(spoken)
     tokens: list[int] = []
     trained: list[bool] = []
-    printed = pieces(tokenizer, messages, said, generation_prompt=False, tools=tools)
+    printed = pieces(tokenizer, messages, assistants, generation_prompt=False, tools=tools)
     for place, piece in enumerate(printed):
         if piece.message is None:
             following = printed[place + 1].message if place + 1 < len(printed) else None
@@ -263,3 +268,32 @@ def _retokenized(
     if left:
         raise RecordError("the chat template leaves an assistant message out")
     return Trajectory(tuple(tokens), tuple(trained), None, messages, "retokenized")
+
+
+def demand_plain(tokenizer: Tokenizer) -> None:
+    """The control: raises RecordError where the template refuses a plain conversation too."""
+    tokenizer.render(_PLAIN_TALK, generation_prompt=False)
+
+
+def _untemplated(
+    pairs: list[tuple[Turn, tuple[Message, ...]]], messages: tuple[Message, ...], tokenizer: Tokenizer
+) -> Trajectory:
+    """`pairs`: the line's turns, each with its conversation. `messages`: the trajectory's messages.
+
+    Each turn gives the messages that the turn before did not have, then its sampled text, which alone is trained.
+    Raises RecordError.
+    """
+    tokens: list[int] = []
+    trained: list[bool] = []
+    before: tuple[Message, ...] = ()
+    answer = ""
+    for turn, talk in pairs:
+        new = [message.content for message in talk[shared(before, talk) :]]
+        if answer and new:
+            new[0] = new[0].removeprefix(answer)  # the agent sends back the completion it got
+        before, answer = talk, turn.completion.visible
+        for text, learn in (*((text, False) for text in new), (turn.completion.reasoning + answer, True)):
+            ids = content_ids(tokenizer, text)
+            tokens += ids
+            trained += [learn] * len(ids)
+    return Trajectory(tuple(tokens), tuple(trained), None, messages, "retokenized", note=UNTEMPLATED_NOTE)

@@ -73,16 +73,16 @@ class Question(Generic[T]):
                 answer = await self._client.get(
                     self._path, timeout_s=ASK_S, headers=PROBE_HEADER, max_bytes=MOST_BYTES
                 )
-                told = self._read(answer)
+                value = self._read(answer)
             except (CompletionError, ContextLengthError, *NONSENSE) as error:
                 log.debug("%s%s: %s", self._client.endpoint.shown, self._path, error)
                 self._miss(may_tell=isinstance(error, Retryable | CompletionTimeout))
                 return None
-            if told is None:
+            if value is None:
                 self._miss(may_tell=False)
             else:
                 self._answered = True
-            return told
+            return value
 
     def _miss(self, *, may_tell: bool) -> None:
         if self._answered:
@@ -98,52 +98,52 @@ class Attribution:
     """Finds the policies of one endpoint's completions. `asked` None: the server does not say its version when
     asked."""
 
-    def __init__(self, policy: Policy, asked: Question[str] | None = None) -> None:
+    def __init__(self, policy: Policy, question: Question[str] | None = None) -> None:
         self.policy = policy
-        self.asked = asked
+        self.question = question
         self._last: str | None = None  # the server's latest word
 
     async def before(self) -> Before:
         """To be called before each request. A trainer's name for the model is the one to ask for."""
-        if self.asked is not None and self.policy.served.model is None:
-            self._last = await self.asked.now()
+        if self.question is not None and self.policy.served.model is None:
+            self._last = await self.question.now()
         return Before(self.policy.served, self._last)
 
     def refused(self, before: Before, refusal: Refusal) -> CompletionError:
         """What the refusal of a request is. No text causes it where the trainer has given the model another name
         since, or is about to: then it is Retryable."""
-        asked, status = before.served.model, refusal.status
-        if asked != self.policy.served.model:
+        by_question, status = before.served.model, refusal.status
+        if by_question != self.policy.served.model:
             return Retryable(f"{refusal}; the trainer has given the model another name since", 0.0, status)
-        if asked is not None and status == NOT_FOUND:
+        if by_question is not None and status == NOT_FOUND:
             return Retryable(str(refusal), NAMED_S, status)
         return refusal
 
     async def spans(
-        self, before: Before, tokens: int, told: Sequence[PolicySpan], version: str | None
+        self, before: Before, tokens: int, server_spans: Sequence[PolicySpan], version: str | None
     ) -> tuple[PolicySpan, ...]:
         """The policies of so many tokens. `told`: the server's word of each; `version`: its word of the last one.
 
         Empty: nothing is known.
         """
-        found = await self._found(before, tokens, told, version)
-        self.policy.saw_all(found)
-        return found
+        spans = await self._found(before, tokens, server_spans, version)
+        self.policy.saw_all(spans)
+        return spans
 
     async def _found(
-        self, before: Before, tokens: int, told: Sequence[PolicySpan], version: str | None
+        self, before: Before, tokens: int, server_spans: Sequence[PolicySpan], version: str | None
     ) -> tuple[PolicySpan, ...]:
         if before.served.model is not None:
             return self._trainers(before, tokens)
-        if self._counts(*(version for span in told for version in (span.oldest, span.newest))):
-            self._last = told[-1].newest or self._last
-            return tuple(told)
-        asked = version is None and self.asked is not None
-        if version is None and self.asked is not None:
-            version = self._last = await self.asked.now()
-        if not self._counts(version, before.version if asked else None):
+        if self._counts(*(version for span in server_spans for version in (span.oldest, span.newest))):
+            self._last = server_spans[-1].newest or self._last
+            return tuple(server_spans)
+        by_question = version is None and self.question is not None
+        if version is None and self.question is not None:
+            version = self._last = await self.question.now()
+        if not self._counts(version, before.version if by_question else None):
             return self._trainers(before, tokens)
-        if asked:
+        if by_question:
             return _span(tokens, _named(before.version, before.served), _named(version, self.policy.served))
         # A server that is not asked tells nothing before its first answer.
         oldest, self._last = before.version, version
@@ -183,8 +183,8 @@ def told_spans(value: Any, tokens: int) -> tuple[PolicySpan, ...]:
     if not isinstance(value, list) or len(value) > MAX_SPANS:
         return ()
     spans, at = [], 0
-    for told in value:
-        match told:
+    for entry in value:
+        match entry:
             case {"version": version, "start": int(start), "end": int(end)} if start == at <= end:
                 spans.append(PolicySpan(end - start, version_text(version), version_text(version)))
                 at = end

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import UNFILTERED
-from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.ids import UNFILTERED, Dialect
+from orchestrator.completion.sampled import UNTOLD, RawSample
 from orchestrator.completion.versions import version_text
 
 
@@ -30,14 +30,12 @@ def sampling_params(request: CompletionRequest) -> dict[str, Any]:
     }
 
 
-class VllmDialect:
+class VllmDialect(Dialect):
     """vLLM's OpenAI server, as released."""
 
     name = "vllm"
     path = "/v1/completions"
-    streams = False
     tells_pauses = True
-    seeded = True
     guides = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
@@ -53,9 +51,9 @@ class VllmDialect:
             **({"response_format": request.wishes.response_format} if request.wishes.response_format else {}),
         }
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> RawSample:
         choice = answer["choices"][0]
-        return Sampled(
+        return RawSample(
             ids=choice["token_ids"],
             logprobs=choice["logprobs"]["token_logprobs"],
             finish_reason=choice["finish_reason"],
@@ -66,4 +64,35 @@ class VllmDialect:
             sampled_tokens=answer["usage"]["completion_tokens"],
             # The string or the id that stopped it; null: the model's own end of text.
             ended=choice["finish_reason"] == "stop" and not isinstance(choice.get("stop_reason", ""), str),
+        )
+
+
+class AtroposDialect(Dialect):
+    """vLLM's engine behind the `/generate` of Atropos' example trainer and of its `vllm` server type. Takes what
+    vLLM's SamplingParams takes. `logprobs` is completions x tokens x `[{"<id>": log-prob}]`, end token and stop
+    string included."""
+
+    name = "atropos"
+    path = "/generate"
+
+    def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
+        return {"prompt": {"prompt_token_ids": request.prompt_ids or ()}, **sampling_params(request)}
+
+    def read(self, answer: Any) -> RawSample:
+        ids: list[Any] = []
+        logprobs: list[Any] = []
+        for entry in answer["logprobs"][0]:
+            ((token, logprob),) = (entry[0] if isinstance(entry, list) else entry).items()
+            ids.append(int(token))
+            logprobs.append(logprob)
+        prompt_ids = answer.get("prompt_token_ids")
+        return RawSample(
+            ids=ids,
+            logprobs=logprobs,
+            finish_reason=answer["finish_reasons"][0],
+            # Only newer servers return the prompt's ids; where they are, they are compared with ours.
+            prompt_tokens=len(prompt_ids) if prompt_ids is not None else UNTOLD,
+            prompt_ids=prompt_ids,
+            policy_version=version_text(answer.get("weight_version")),
+            sampled_tokens=len(answer["token_ids"][0]) if "token_ids" in answer else None,
         )

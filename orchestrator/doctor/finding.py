@@ -11,7 +11,7 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`text` says what was found and, unless all is well, what to do. Level `fail`: no run can work like this."""
+    """`text` says what a check showed and, unless the level is `ok`, what to do. With `fail` no run can work."""
 
     level: Level
     what: str
@@ -19,5 +19,5 @@ class Finding:
 
 
 ok = partial(Finding, "ok")
-warn = partial(Finding, "warn")  # runs work, but there is something to know
+warn = partial(Finding, "warn")  # runs work, with a disadvantage
 fail = partial(Finding, "fail")

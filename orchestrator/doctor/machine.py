@@ -40,7 +40,7 @@ def check_room(
     try:
         disk = os.statvfs(place)
     except OSError as error:
-        return warn(what, f"{folder}: free space is not known ({error.strerror})")
+        return warn(what, f"{folder}: the free space is unknown ({error.strerror})")
     free, inodes = disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else math.inf  # inf: btrfs
     few = f" and {inodes} inodes" if inodes < ENOUGH_INODES else ""
     text = f"{free / GIB:.1f} GiB{few} free for {folder}"

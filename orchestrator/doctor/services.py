@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.agents.call_format import call_format
-from orchestrator.completion.connect import connect
-from orchestrator.completion.endpoints import REPLAY, endpoint, like
+from orchestrator.completion.endpoints import REPLAY, connect_server, endpoint
 from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.errors import CompletionError, ConfigError, EnvironmentUnusable, NotServing
+from orchestrator.host.needs import completion_needs
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -25,11 +25,12 @@ USAGE_TIMEOUT_S = 15.0
 
 def check_keys(config: Config) -> Iterator[Finding]:
     """Which endpoints have a key. Nothing is sent, and no key is shown."""
+    needs = completion_needs(config)
     for server in config.openai:
         where = _name(server)
         if server.api_key or server.headers:
             yield ok("keys", f"a key for {where}")
-        elif server.base_url and not server.base_url.startswith(REPLAY) and endpoint(config.env, server).hosted:
+        elif server.base_url and not server.base_url.startswith(REPLAY) and endpoint(needs, server).hosted:
             yield fail("keys", f"no key for {where}, which wants one: set OPENAI_API_KEY")
         elif server.base_url:
             yield ok("keys", f"no key for {where}")
@@ -49,7 +50,7 @@ async def check_tokenizer(config: Config, digest: str | None = None) -> tuple[Fi
         text = "not checked: set --env.tokenizer_name, or an endpoint and its model's name"
         return warn("tokenizer", text), None
     try:
-        tokenizer = await asyncio.to_thread(find_tokenizer, config)
+        tokenizer = await asyncio.to_thread(find_tokenizer, config.env, config.openai[0].model_name)
     except EnvironmentUnusable as error:
         return fail("tokenizer", str(error)), None
     if tokenizer is None:
@@ -72,18 +73,10 @@ async def _endpoint(
             recorded = Path(server.base_url.removeprefix(REPLAY))
             await asyncio.to_thread(ReplayCompleter.open, recorded)
             return ok("endpoint", f"{where}, which can be replayed")
-        calls = call_format(config.env, config.agent_spec(), tokenizer)
-        completer = await connect(
-            endpoint(config.env, server),
-            tokenizer,
-            server_type=server.server_type,
-            tokens="auto" if tokenizer_missing else config.env.token_source,
-            temperature=config.env.temperature,
-            max_token_length=config.env.max_token_length,
-            calls=calls,
-            notes=notes,
-            like=like(config.env, calls),
-        )
+        needs = completion_needs(config)
+        if tokenizer_missing:
+            needs = replace(needs, sampling=replace(config.env, token_source="auto"))  # noqa: S106 - no password
+        completer = await connect_server(needs, server, tokenizer, notes)
     except NotServing as error:  # the doctor's answer is wanted now
         waits = f"; a run waits {server.startup_timeout:g} s for it" if server.startup_timeout else ""
         return fail("endpoint", f"{error}{waits}")
@@ -93,8 +86,8 @@ async def _endpoint(
     await completer.aclose()
     if tokenizer_missing:
         return warn("endpoint", f"{where} answers; without a tokenizer it was not asked for token ids")
-    told = "; ".join([f"{where} answers, {'with exact token ids' if exact else 'with text only'}", *notes])
-    return ok("endpoint", told) if exact and not notes else warn("endpoint", told)
+    text = "; ".join([f"{where} answers, {'with exact token ids' if exact else 'with text only'}", *notes])
+    return ok("endpoint", text) if exact and not notes else warn("endpoint", text)
 
 
 async def check_web_tools(config: Config) -> AsyncIterator[Finding]:

@@ -12,14 +12,14 @@ from orchestrator.host.base import Hosts
 from orchestrator.rules.redact import redact
 from orchestrator.rules.text import one_line
 from orchestrator.run.directory import RunDirectory
-from orchestrator.run.files import read_run
+from orchestrator.run.files import RUN_FILE, read_run
 
 
 async def describe(run: RunDirectory, maker: GroupMaker, tasks: str, about: Mapping[str, object]) -> None:
     """Writes run.json. `tasks`: where they come from, for display; `about`: what the command adds. Raises
     ConfigError if the agent, or the way token ids are made, is not that of the resumed run."""
     facts = await _facts(maker)
-    if maker.config.env.resume is not None:
+    if (run.path / RUN_FILE).exists():
         _demand_same(read_run(run.path), facts)
     await run.describe(
         {

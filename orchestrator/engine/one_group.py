@@ -65,7 +65,8 @@ class GroupMaker:
     @property
     def group_format(self) -> GroupFormat:
         """How groups become training data. Only while open."""
-        return GroupFormat.of(self.config.env, self.hosts.tokenizer)
+        env = self.config.env
+        return GroupFormat.of(env, self.hosts.tokenizer, include_messages=env.include_messages)
 
     @property
     def open_groups(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from types import TracebackType
 
-from orchestrator.completion.called import Sampler
+from orchestrator.completion.callback import Sampler
 from orchestrator.engine.description import describe
 from orchestrator.engine.draws import Draw, Draws
 from orchestrator.engine.groups import GroupStream
@@ -78,7 +78,7 @@ class Orchestrator:
             self.maker.agent_spec()  # raises ConfigError
             if run_path is not None:
                 form = self.maker.group_format
-                output = files.enter_context(open_run(self.config, run_path, Tally(), form))
+                output = files.enter_context(open_run(self.config.env, run_path, Tally(), form))
                 await describe(output.run, self.maker, "tasks of a program", output.about)
                 self.observer.writer = output.run
                 self.record_to(output)

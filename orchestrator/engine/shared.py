@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.completion.called import Sampler
+from orchestrator.completion.callback import Sampler
 from orchestrator.engine.health import AgentGate
 from orchestrator.engine.spending import Spending
 from orchestrator.host.base import Hosts
@@ -56,12 +56,16 @@ class Shared:
         endpoint may load for minutes, and nothing runs yet. Raises EnvironmentUnusable, ConfigError."""
         self._opening = asyncio.current_task()
         try:
-            self.watchers = await open_watchers(config, self._open_hosts, stack, observer)
+            self.watchers = await open_watchers(
+                config.env, config.openai[0].model_name, self._open_hosts, stack, observer
+            )
             for watcher in self.watchers:  # from now on: an endpoint may be waited for
                 observer.listeners.append(watcher)
                 stack.callback(observer.listeners.remove, watcher)
             async with asyncio.TaskGroup() as meanwhile:  # the judge's endpoint may be waited for
-                scorer = await open_scorer(config, stack, observer.say, meanwhile)
+                scorer = await open_scorer(
+                    config.env, config.judge_api_key, config.startup_timeout, stack, observer.say, meanwhile
+                )
                 needs = HostNeeds(
                     config,
                     observer.notes,

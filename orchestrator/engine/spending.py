@@ -18,7 +18,7 @@ class Spending:
     begun any more. Raises ConfigError for a limit without prices."""
 
     def __init__(self, config: Config, empty: Callable[[], None]) -> None:
-        self.prices = Prices.of(config)
+        self.prices = Prices.of(config.openai, config.env.price_table)
         self.purse: Purse | None = None
         # Completions that a node of a cluster samples are counted when their attempt is on record.
         self._held = config.env.cluster == "none"

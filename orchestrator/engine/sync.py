@@ -16,7 +16,7 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from orchestrator.completion.called import Sampler
+from orchestrator.completion.callback import Sampler
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.waits import uninterrupted

@@ -32,7 +32,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if not 0 <= correct <= samples:
         raise ValueError(f"{correct} correct of {samples} samples")
     if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} of {samples} samples")
+        raise ValueError(f"pass@{k} needs at least {k} samples, there are {samples}")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 

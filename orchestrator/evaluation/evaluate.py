@@ -52,7 +52,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     config = replace(config, env=replace(env, total_steps=-1, max_open_groups=tasks_at_once))
     observer = Observer(say=orchestrator.observer.say, run_path=directory)
     beside = orchestrator.beside(config, observer, split="eval")
-    evaluation = Evaluation(env.group_size, Prices.of(config))
+    evaluation = Evaluation(env.group_size, Prices.of(config.openai, env.price_table))
     with closing(EvaluationFiles(directory, env, resume=(directory / "run.json").exists())) as files:
         await describe(files.run, beside.maker, tasks.name, files.about)
         observer.writer = files.run

@@ -89,7 +89,7 @@ class Figures:
     differences: array[float] = field(default_factory=lambda: array("f"))
 
     def add(self, recomputed: float, recorded: float) -> None:
-        """Counts a token. A probability that is none counts as 0."""
+        """Counts a token. A log-prob that is NaN counts as a probability of 0."""
         difference = recomputed - recorded
         self.differences.append(-math.inf if math.isnan(difference) else difference)
 

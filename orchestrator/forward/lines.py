@@ -146,7 +146,7 @@ class _Member:
 
 
 def _groups(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(file and line number, group) of each line. What is no group has no members."""
+    """(file and line number, group) of each line. A line that is not a group has no members."""
     for line in texts(path):
         try:
             group = loads(line.text)

@@ -51,7 +51,7 @@ def look_at(path: Path) -> Weights:
     except OSError as error:
         raise ConfigError(f"--model: {path} cannot be read: {error.strerror or error}") from error
     raise ConfigError(
-        f"--model: {path} is no folder and no file here; a model on the hub is fetched by "
+        f"--model: {path} is not on this machine; a model on the hub is fetched by "
         "`hf download NAME --local-dir FOLDER`"
     )
 
@@ -101,14 +101,14 @@ def _types(file: Path) -> Counter[str]:
                 types[part.get_dtype()] += math.prod(part.get_shape())
             return types
     except SafetensorError as error:
-        raise ConfigError(f"--model: {file} is no whole safetensors file: {error}") from error
+        raise ConfigError(f"--model: {file} is not a complete safetensors file: {error}") from error
 
 
 def _gguf(path: Path) -> Weights:
     try:
         metadata, tensors = read_head(path)
     except (ValueError, struct.error) as error:
-        raise ConfigError(f"--model: {path} is no GGUF file that can be read: {error}") from error
+        raise ConfigError(f"--model: {path} is not a readable GGUF file: {error}") from error
     import gguf
 
     kinds = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}

@@ -7,13 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.agents.equipment import Equipment
-from orchestrator.completion.called import Sampler
+from orchestrator.completion.callback import Sampler
+from orchestrator.completion.endpoints import CompletionNeeds
 from orchestrator.completion.startup import Wait
 from orchestrator.rules.policy import Policy
 from orchestrator.rules.purse import Purse
 from orchestrator.settings.config import Config
 
 log = logging.getLogger(__name__)
+
+
+def completion_needs(config: Config) -> CompletionNeeds:
+    """What a run of these settings asks of its endpoints."""
+    return CompletionNeeds(config.openai, config.env, config.env, config.agent_spec())
 
 
 @dataclass(frozen=True, slots=True)

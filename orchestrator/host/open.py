@@ -11,10 +11,10 @@ from pathlib import Path
 
 from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.completion.base import Completer
-from orchestrator.completion.called import CalledCompleter
+from orchestrator.completion.callback import CallbackCompleter
 from orchestrator.completion.connect import one_answers
 from orchestrator.completion.control import EndpointControl
-from orchestrator.completion.endpoints import REPLAY, endpoint, open_completer
+from orchestrator.completion.endpoints import open_completer
 from orchestrator.completion.find_tokenizer import check_tokenizer, find_tokenizer
 from orchestrator.completion.startup import wait_sayer
 from orchestrator.completion.tokenizer import HubTokenizer
@@ -22,7 +22,7 @@ from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.host.advice import is_new
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.local import LocalHost
-from orchestrator.host.needs import HostNeeds
+from orchestrator.host.needs import HostNeeds, completion_needs
 from orchestrator.host.resources import Resources
 from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.base import Launcher
@@ -35,6 +35,7 @@ from orchestrator.launch.ramp import Ramp
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.brought import demand_tool_names
+from orchestrator.tools.functions import Workers
 from orchestrator.types import FailedName, SandboxSpec
 
 
@@ -45,16 +46,16 @@ async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
     env, spec = config.env, config.sandbox_spec()
     equipment = await asyncio.to_thread(equip, env) if needs.equipment is None else needs.equipment
     tools = await _host_tools(config, stack)
-    check_team(env, equipment, tools)
+    check_team(env.managed_agents, equipment, tools)
     launcher, channel_directory = _launcher(config, stack, notes)
     await _check_launcher(launcher, spec)
     await _remove_leftovers(notes, docker=env.launcher == "docker")
-    await asyncio.to_thread(check_tokenizer, config)
+    await asyncio.to_thread(check_tokenizer, env.tokenizer_name, config.openai[0].model_name)
     service = "the OCI runtime" if env.launcher == "oci" else "Docker"
     breaker = Breaker(service, lambda: launcher.ready(spec), needs.say)
     # The pool makes its first sandboxes while the tokenizer loads.
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, breaker))
-    tokenizer = await asyncio.to_thread(find_tokenizer, config)
+    tokenizer = await asyncio.to_thread(find_tokenizer, env, config.openai[0].model_name)
     # Last, as it may take minutes: what fails at once has failed by now.
     completer, why_text = await _completer(needs, tokenizer, stack)
     resources = Resources(
@@ -90,11 +91,11 @@ async def _completer(
     config = needs.config
     if needs.sampler is None:
         wait = needs.on_wait or wait_sayer(needs.say)
-        return await open_completer(config, tokenizer, stack, needs.notes, wait, needs.policy)
+        return await open_completer(completion_needs(config), tokenizer, stack, needs.notes, wait, needs.policy)
     assert tokenizer is not None  # the registry has refused a sampler without one
     needs.notes.append("completions are sampled by the program itself")
     server = config.openai[0]
-    return CalledCompleter(
+    return CallbackCompleter(
         needs.sampler, tokenizer, model=server.model_name, timeout_s=server.timeout, policy=needs.policy
     ), ""
 
@@ -102,8 +103,7 @@ async def _completer(
 def _endpoint_question(needs: HostNeeds) -> Callable[[], Awaitable[None]]:
     """Asks the run's endpoints without sampling. A program that samples itself, and a recording, are never
     away."""
-    servers = needs.config.openai if needs.sampler is None else ()
-    endpoints = [endpoint(needs.config.env, s) for s in servers if not s.base_url.startswith(REPLAY)]
+    endpoints = completion_needs(needs.config).endpoints() if needs.sampler is None else []
     return lambda: one_answers(endpoints)
 
 
@@ -139,7 +139,9 @@ def _pool(
 
 async def _host_tools(config: Config, stack: AsyncExitStack) -> dict[str, HostTool]:
     """The web tools and the operator's own, by name. Raises ConfigError."""
-    own = await asyncio.to_thread(brought_host_tools, config.env)
+    env = config.env
+    workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
+    own = await asyncio.to_thread(brought_host_tools, env.host_tools, workers)
     web = _web_tools(config, stack)
     demand_tool_names(web, own)
     return {**web, **own}

@@ -93,8 +93,8 @@ class Channels:
                 (self.root / TETHER_NAME).unlink()
             except OSError as error:
                 raise EnvironmentUnusable(
-                    f"no socket of a sandbox works in {parent} ({error.strerror}); set TMPDIR to a folder of "
-                    "yours on a local disk"
+                    f"no socket of a sandbox works in {parent} ({error.strerror or error}); set TMPDIR to a "
+                    "folder of yours on a local disk"
                 ) from error
             stack.pop_all()
 
@@ -122,7 +122,9 @@ class Channels:
                 path.chmod(0o711)
                 stack.enter_context(tether(path))
             except OSError as error:
-                raise LaunchError(f"no place for a sandbox's socket in {self.root}: {error.strerror}") from error
+                raise LaunchError(
+                    f"no place for a sandbox's socket in {self.root}: {error.strerror or error}"
+                ) from error
             yield path
 
 

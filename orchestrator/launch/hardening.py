@@ -157,8 +157,8 @@ def too_large(attachments: Iterable[Attachment], memory_bytes: int) -> str | Non
 
 @lru_cache
 def seccomp_profile(*, allow_localhost_tcp: bool) -> dict[str, Any]:
-    """`defaultAction`, `defaultErrnoRet`, `syscalls`: what the Engine's form and the OCI's have in common. Whoever
-    gets it must not change it.
+    """`defaultAction`, `defaultErrnoRet`, `syscalls`: what the Engine's form and the OCI's have in common. Callers
+    must not change it.
 
     `allow_localhost_tcp` allows TCP sockets too, for tasks that start a server of their own. There is still no
     network interface but `lo`.

@@ -122,7 +122,7 @@ class ProcessLauncher:
         return {"isolation": "none", "python": sys.version.split()[0], "executable": sys.executable}
 
     async def ready(self, spec: SandboxSpec) -> None:
-        """Checks nothing: starting a process will show whether it works."""
+        """Starting a process will show whether it works."""
 
     def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
         """Demands nothing: the operator chose a launcher without isolation."""

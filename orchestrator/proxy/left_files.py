@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -135,14 +135,13 @@ class OutputReceiver:
         self._files: list[OutputFile] = []
         self._bytes = 0
         self._file: BinaryIO | None = None
-        self._left = 0
         self._left_out: int | None = None
+        self._reading = self._read()
 
     def feed(self, content: bytes) -> None:
         """Takes the next piece. Raises ProtocolError for an invalid stream, OSError for a failure of the disk."""
         self._received += content
-        while self._step():
-            pass
+        next(self._reading)
 
     def finish(self) -> Output:
         """The files received. Raises OSError."""
@@ -164,44 +163,43 @@ class OutputReceiver:
             self._file.close()
         shutil.rmtree(self._draft, ignore_errors=True)
 
-    def _step(self) -> bool:
-        """Handles the next part of what was received. False: more has to come first."""
-        if self._file is not None:
-            content = self._received[: self._left]
-            del self._received[: len(content)]
-            self._file.write(content)
-            self._left -= len(content)
-            if self._left == 0:
-                self._file.close()
-                self._file = None
-                return True
-            return False
-        if not self._received:
-            return False
-        if self._left_out is not None:
-            raise ProtocolError("output goes on behind its end")
-        kind = self._received[:1]
-        if kind == b"E":
-            if len(self._received) < 5:
-                return False
-            self._left_out = int.from_bytes(self._received[1:5], "big")
-            del self._received[:5]
-            return True
-        if kind != b"F":
-            raise ProtocolError("output that is no stream of files")
-        return self._begin_file()
+    def _read(self) -> Iterator[None]:
+        """Reads the stream, and yields whenever more of it has to come first."""
+        while True:
+            kind = yield from self._take(1)
+            if self._left_out is not None:
+                raise ProtocolError("output goes on behind its end")
+            if kind == b"E":
+                self._left_out = int.from_bytes((yield from self._take(4)), "big")
+                continue
+            if kind != b"F":
+                raise ProtocolError("the output is not a stream of files")
+            length = int.from_bytes((yield from self._take(2)), "big")
+            if not 0 < length <= MAX_PATH_BYTES:
+                raise ProtocolError(f"an output file with a path of {length} bytes")
+            path = yield from self._take(length)
+            size = int.from_bytes((yield from self._take(8)), "big")
+            self._file = file = self._opened(path, size)
+            while size:
+                while not self._received:
+                    yield
+                content = self._received[:size]
+                del self._received[: len(content)]
+                file.write(content)
+                size -= len(content)
+            file.close()
+            self._file = None
 
-    def _begin_file(self) -> bool:
-        if len(self._received) < 3:
-            return False
-        length = int.from_bytes(self._received[1:3], "big")
-        if not 0 < length <= MAX_PATH_BYTES:
-            raise ProtocolError(f"an output file with a path of {length} bytes")
-        if len(self._received) < 11 + length:
-            return False
-        path = bytes(self._received[3 : 3 + length])
-        size = int.from_bytes(self._received[3 + length : 11 + length], "big")
-        del self._received[: 11 + length]
+    def _take(self, count: int) -> Generator[None, None, bytes]:
+        """The next `count` bytes."""
+        while len(self._received) < count:
+            yield
+        content = bytes(self._received[:count])
+        del self._received[:count]
+        return content
+
+    def _opened(self, path: bytes, size: int) -> BinaryIO:
+        """A new file of the draft. Raises ProtocolError, OSError."""
         if len(self._files) >= self._rule.max_files:
             raise ProtocolError(f"more than {self._rule.max_files} output files")
         self._bytes += size
@@ -217,9 +215,8 @@ class OutputReceiver:
             descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             raise ProtocolError("two output files of one path") from None
-        self._file, self._left = os.fdopen(descriptor, "wb"), size
         self._files.append(OutputFile(relative, size))
-        return True
+        return os.fdopen(descriptor, "wb")
 
 
 def _components(path: bytes, number: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The tools that the requests of one rollout offer: each set is kept once, however many requests bring it."""
+"""Keeps each set of tools of a rollout once, however many requests bring it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 from orchestrator.calls.declared import text_of
-from orchestrator.proxy.said import Refusal, RequestRefused
+from orchestrator.proxy.requests import Refusal, RequestRefused
 from orchestrator.rules.text import objects_in
 from orchestrator.types import Tools
 
@@ -15,7 +15,7 @@ MAX_BYTES, MAX_OBJECTS = 2 << 20, 50_000
 
 
 class Offers:
-    """Requests that offer the same tools get the same object, so that nobody has to compare them again."""
+    """Requests that offer the same tools get the same object: it need not be compared again."""
 
     def __init__(self, flaw: Callable[[Tools], Refusal | None]) -> None:
         """`flaw`: why the model cannot be shown these tools. Each set is looked at once."""
@@ -23,19 +23,19 @@ class Offers:
         self._sets: dict[bytes, Tools | Refusal] = {}
         self._bytes = self._objects = 0
 
-    def kept(self, tools: Tools) -> Tools:
+    def same(self, tools: Tools) -> Tools:
         """The same tools, as they came first. Raises RequestRefused."""
         if not tools:
             return ()
         text = text_of(tools)
         key = hashlib.sha256(text).digest()
-        found = self._sets.get(key)
-        if found is None:
+        entry = self._sets.get(key)
+        if entry is None:
             # A request that was given up may still be looked at in a thread: what came first stays.
-            found = self._sets.setdefault(key, self._refusal(tools, text) or tools)
-        if isinstance(found, Refusal):
-            raise RequestRefused(found)
-        return found
+            entry = self._sets.setdefault(key, self._refusal(tools, text) or tools)
+        if isinstance(entry, Refusal):
+            raise RequestRefused(entry)
+        return entry
 
     def _refusal(self, tools: Tools, text: bytes) -> Refusal | None:
         size, objects = self._bytes + len(text), self._objects + objects_in(text)

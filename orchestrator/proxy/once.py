@@ -25,7 +25,7 @@ class _Call(Generic[T]):
     task: asyncio.Task[T]
 
 
-class Once(Generic[T]):
+class NumberedCalls(Generic[T]):
     """Answers numbered requests once: the same request again gets the same answer, never a second one.
 
     At most `together` are answered at a time. Those may arrive in another order than that of their numbers. The

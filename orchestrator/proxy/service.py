@@ -23,7 +23,7 @@ from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.pace import CALLS_PER_S, Pace
-from orchestrator.proxy.said import Asked, Reply, ToolReply
+from orchestrator.proxy.requests import AgentRequest, Reply, ToolReply
 from orchestrator.rules.waits import aside
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Confinement
@@ -114,10 +114,10 @@ class SandboxService(grpc.GenericRpcHandler):
         lease = await self._lease(context, len(request))
         async with _refusing(context):
             short = wire.short_request(request)
-            asked, content = (short, request) if short is not None else await aside(_long, request)
+            ask, content = (short, request) if short is not None else await aside(_long, request)
             if not lease.live:  # it ended while a long request was read
                 await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "no live lease")
-            reply = await lease.complete(asked, content)
+            reply = await lease.complete(ask, content)
         response = wire.completion_response(reply)
         if reply.ended is None and not lease.carry(response.ByteSize()):
             response = wire.completion_response(Reply(ended="budget"))
@@ -182,7 +182,7 @@ _METHODS: Mapping[str, tuple[Callable[..., Handler], type[Message]]] = {
 }
 
 
-def _long(request: bytes) -> tuple[Asked, bytes]:
+def _long(request: bytes) -> tuple[AgentRequest, bytes]:
     """(a long request, what tells it from others). Raises ProtocolError."""
     return wire.completion_request(request), hashlib.sha256(request).digest()
 

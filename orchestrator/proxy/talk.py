@@ -1,4 +1,4 @@
-"""A conversation with calls as data in the words of the record: calls as the text that the model sampled for them.
+"""Replaces the tool calls that an agent sends back by the text that the model sampled.
 
 Programs get a completion's calls as data, and send them back in their own way: other spaces, another order of
 keys, other ids, without the text beside them. What was sampled is on record, so here the completion itself takes
@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 
-from orchestrator.calls.parsed import Said, parsed, plain_calls
-from orchestrator.calls.written import written
-from orchestrator.proxy.said import Refusal, RequestRefused, Spoken
+from orchestrator.calls.formats import written
+from orchestrator.calls.parsed import ParsedText, parsed, plain_calls
+from orchestrator.proxy.requests import CallMessage, Refusal, RequestRefused
 from orchestrator.types import CallFormat, Message, Wishes
 
 
@@ -27,41 +27,41 @@ class Talk:
         # of the two with the calls' ids.
         self._places: dict[Hashable, list[int]] = {}
 
-    def said(self, text: str, wishes: Wishes, sequence: int) -> Said:
+    def parsed_text(self, text: str, wishes: Wishes, sequence: int) -> ParsedText:
         """What the agent gets of a sampled text."""
         if self.format is None or not wishes.tools or wishes.tool_choice == "none":
-            return Said(text, ())
-        said = parsed(text, self.format, wishes.tools, sequence)
-        if said.calls:
+            return ParsedText(text, ())
+        result = parsed(text, self.format, wishes.tools, sequence)
+        if result.calls:
             self._served.append(text)
-            calls, ids = plain_calls(said.calls), tuple(call.id for call in said.calls)
-            for content in {"", said.content.strip()}:
+            calls, ids = plain_calls(result.calls), tuple(call.id for call in result.calls)
+            for content in {"", result.content.strip()}:
                 for key in ((calls, content), (calls, content, ids)):
                     self._places.setdefault(key, []).append(len(self._served) - 1)
-        return said
+        return result
 
     def plain(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The same conversation without calls as data; results stand in the order of their calls. Raises
         RequestRefused for results that would stand in another call's place."""
-        found: list[Message] = []
-        asked: dict[str, int] = {}
+        plain_messages: list[Message] = []
+        places: dict[str, int] = {}
         answers: list[tuple[int, Message]] = []
         served = 0  # the next completion that can come back: programs keep their order
         for message in messages:
-            spoken = message if isinstance(message, Spoken) else Spoken(message.role, message.content)
+            spoken = message if isinstance(message, CallMessage) else CallMessage(message.role, message.content)
             if spoken.role == "tool":
-                place = asked.get(spoken.call_id, len(asked))
+                place = places.get(spoken.call_id, len(places))
                 answers.append((place, Message("tool", spoken.content)))
                 continue
-            found += _in_order(answers, len(asked))
-            asked, answers = {call.id: place for place, call in enumerate(spoken.calls)}, []
+            plain_messages += _in_order(answers, len(places))
+            places, answers = {call.id: place for place, call in enumerate(spoken.calls)}, []
             content = spoken.content
             if spoken.calls:
                 content, served = self._text(spoken, served)
-            found.append(Message(spoken.role, content))
-        return (*found, *_in_order(answers, len(asked)))
+            plain_messages.append(Message(spoken.role, content))
+        return (*plain_messages, *_in_order(answers, len(places)))
 
-    def _text(self, spoken: Spoken, since: int) -> tuple[str, int]:
+    def _text(self, spoken: CallMessage, since: int) -> tuple[str, int]:
         """(the text of an assistant's message with calls, the number of the next completion that can come
         back)."""
         calls, content = plain_calls(spoken.calls), spoken.content.strip()
@@ -77,6 +77,6 @@ def _in_order(answers: list[tuple[int, Message]], calls: int) -> list[Message]:
     so none may be left out before another. Raises RequestRefused."""
     answers = sorted(answers, key=lambda pair: pair[0])
     if calls and [place for place, _ in answers] != list(range(len(answers))):
-        told = "results must answer the calls before them, each once, and none may be left out before another"
-        raise RequestRefused(Refusal(told, "messages"))
+        text = "results must answer the calls before them, each once, and none may be left out before another"
+        raise RequestRefused(Refusal(text, "messages"))
     return [answer for _, answer in answers]

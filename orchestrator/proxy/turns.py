@@ -9,25 +9,25 @@ from itertools import count
 import orjson
 
 from orchestrator.calls.formats import unclosed
-from orchestrator.calls.parsed import Said
+from orchestrator.calls.parsed import ParsedText
 from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
 from orchestrator.completion.base import count as tokens_of
 from orchestrator.completion.harmless import completed_by_tools
-from orchestrator.completion.line import Prompt, TokenLine
+from orchestrator.completion.line import Prompt, Segment, Segments, TokenLine
 from orchestrator.completion.prompt_text import Opening
 from orchestrator.errors import RecordError
 from orchestrator.proxy.budgets import Budgets
 from orchestrator.proxy.offers import Offers
-from orchestrator.proxy.said import Asked, Refusal, RequestRefused, Spoken
+from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, RequestRefused
 from orchestrator.proxy.talk import Talk
 from orchestrator.rules.waits import aside_if
-from orchestrator.types import CallFormat, Completion, Message, RolloutPlan, Tools, Turn, beginnings, shared
+from orchestrator.types import CallFormat, Completion, Message, RolloutPlan, Tools, Turn, shared
 
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class ReadyPrompt:
     """A prompt, ready to be sampled from. `place`: of its turn, in the order in which requests were begun.
     `messages`: the conversation, without calls as data. `tools`: as they are kept. `segment`: the one that it
     continues or opens. `line`: the prompt as ids; None: the endpoint takes text."""
@@ -66,13 +66,13 @@ class Turns:
         self._line = TokenLine(tokenizer, plan.agent.closing_tag) if tokenizer and takes_ids else None
         self._program = plan.agent.kind == "program"
         # An endpoint without ids has tools, whatever the template shows: any format will do for its calls.
-        named = plan.agent.call_format or (tokenizer.call_format if tokenizer else None)
-        self._talk = Talk(named or (None if takes_ids else "hermes"))
+        format = plan.agent.call_format or (tokenizer.call_format if tokenizer else None)
+        self._talk = Talk(format or (None if takes_ids else "hermes"))
         self._offers = Offers(self._flaw)
         self._team = team
         self._preparing = asyncio.Lock()  # one request after the other: each is compared with the one before
         self._conversation: tuple[Message, ...] = ()  # of the last request
-        self._talks: dict[int, _Served] = {}  # the last of each segment, for text endpoints
+        self._segments = self._line.segments if self._line else Segments()
         self._counted = 0  # tokens of the last prompt, if the endpoint takes text
 
     @property
@@ -91,48 +91,48 @@ class Turns:
             turns.append(replace(turn, kept=kept, messages=turn.messages[kept:]))
         return turns
 
-    async def prepared(self, asked: Asked) -> Prepared:
-        """The prompt of a request, which has its segment to itself until `release`. Raises Over for too much text,
-        RecordError; RequestRefused for a request with tools, or of a program, that the model's template cannot
-        show."""
-        if asked.refusal is not None:
-            raise RequestRefused(asked.refusal)
+    async def prepared(self, ask: AgentRequest) -> ReadyPrompt:
+        """The prompt of a request, which has its segment to itself until `release`. Raises LimitReached for too
+        much text, RecordError; RequestRefused for a request with tools, or of a program, that the model's
+        template cannot show."""
+        if ask.refusal is not None:
+            raise RequestRefused(ask.refusal)
         async with self._preparing:
-            return await self._prepared(asked)
+            return await self._prepared(ask)
 
-    async def _prepared(self, asked: Asked) -> Prepared:
+    async def _prepared(self, ask: AgentRequest) -> ReadyPrompt:
         place = next(self._places)
-        messages, tools, opening = await aside_if(asked.is_long, self._told, asked)
+        messages, tools, opening = await aside_if(ask.is_long, self._told, ask)
         kept = shared(self._conversation, messages)
         messages = (*self._conversation[:kept], *messages[kept:])  # a message that came again is kept once
-        if not asked.count_only:  # of which nothing is kept
+        if not ask.count_only:  # of which nothing is kept
             chars = sum(len(m.content) for m in messages[kept:])
             self._budgets.text(chars, len(messages) - kept, len(messages))
         if self._line is None:
-            segment = self._busy[asked.sequence] = self._text_segment(messages, tools)
+            segment = self._busy[ask.sequence] = self._text_segment(messages, tools)
             counted = await self._length(messages, kept)
-            if not asked.count_only:
+            if not ask.count_only:
                 self._conversation, self._counted = messages, counted
-            return Prepared(place, messages, tools, segment, None, counted)
+            return ReadyPrompt(place, messages, tools, segment, None, counted)
         assert self._tokenizer is not None
         following = None
         while following is None or not self._line.is_after(following):  # meanwhile, a completion may be abandoned
             busy = tuple(self._busy.values())
             try:
-                following = await aside_if(asked.is_long, self._line.following, messages, tools, opening, busy)
+                following = await aside_if(ask.is_long, self._line.following, messages, tools, opening, busy)
             except RecordError as error:
                 if self._program:
                     raise _refused(str(error), "messages") from error
                 raise
-        self._busy[asked.sequence] = following.segment
+        self._busy[ask.sequence] = following.segment
         text = following.added
         ids = await encoded(self._tokenizer, text.text, self._limit, text.plain)
         if ids is None:
             raise self._budgets.too_long(len(text.text))
         prompt = following.prompt(ids)
-        if not asked.count_only:
+        if not ask.count_only:
             self._conversation = messages
-        return Prepared(place, messages, tools, prompt.segment, prompt, len(prompt.ids))
+        return ReadyPrompt(place, messages, tools, prompt.segment, prompt, len(prompt.ids))
 
     def release(self, sequence: int) -> None:
         """This request is over: others may continue its segment. Idempotent."""
@@ -153,54 +153,54 @@ class Turns:
         texts = {token: self._tokenizer.decode((token,)) for token, _ in pairs}
         return tuple((texts[token], logprob) for token, logprob in pairs)
 
-    def said(self, asked: Asked, prepared: Prepared, completion: Completion) -> Said | None:
+    def parsed(self, ask: AgentRequest, prepared: ReadyPrompt, completion: Completion) -> ParsedText | None:
         """What an agent that has calls as data gets of a completion. None: this one gets the text."""
-        if not self._has_calls(asked):
+        if not self._has_calls(ask):
             return None
         opening = prepared.line.opening if prepared.line else ""
-        forced = opening if asked.wishes.tool_choice == "required" else ""
-        text, wishes = opening + completion.visible, replace(asked.wishes, tools=prepared.tools)
-        said = self._talk.said(text, wishes, asked.sequence)
-        if not said.calls and (end := unclosed(self.call_format, forced)):
-            said = self._talk.said(text + end, wishes, asked.sequence)
-        if not said.calls:
-            return Said(forced + completion.visible, ())
+        forced = opening if ask.wishes.tool_choice == "required" else ""
+        text, wishes = opening + completion.visible, replace(ask.wishes, tools=prepared.tools)
+        result = self._talk.parsed_text(text, wishes, ask.sequence)
+        if not result.calls and (end := unclosed(self.call_format, forced)):
+            result = self._talk.parsed_text(text + end, wishes, ask.sequence)
+        if not result.calls:
+            return ParsedText(forced + completion.visible, ())
         # The text beside calls has no space around it.
-        begins = next(filter(said.content.startswith, (opening.lstrip(), opening.strip())), "")
-        return said if forced else Said(said.content.removeprefix(begins), said.calls)
+        begins = next(filter(result.content.startswith, (opening.lstrip(), opening.strip())), "")
+        return result if forced else ParsedText(result.content.removeprefix(begins), result.calls)
 
-    def _has_calls(self, asked: Asked) -> bool:
+    def _has_calls(self, ask: AgentRequest) -> bool:
         """Whether calls are data to who asks."""
-        return self._program or bool(asked.wishes.tools)
+        return self._program or bool(ask.wishes.tools)
 
-    def _told(self, asked: Asked) -> tuple[tuple[Message, ...], Tools, Opening | None]:
+    def _told(self, ask: AgentRequest) -> tuple[tuple[Message, ...], Tools, Opening | None]:
         """(the conversation as the template takes it, the tools as they are kept, how the answer begins). Raises
-        RequestRefused, Over."""
+        RequestRefused, LimitReached."""
         team, self._team = self._team, ()
         if team and (flaw := self._flaw(team)) is not None:
             raise RequestRefused(flaw)
-        if not self._has_calls(asked):
-            return asked.messages, (), None
-        wishes, messages, last = asked.wishes, self._talk.plain(asked.messages), asked.messages[-1]
-        if isinstance(last, Spoken) and last.calls:
+        if not self._has_calls(ask):
+            return ask.messages, (), None
+        wishes, messages, last = ask.wishes, self._talk.plain(ask.messages), ask.messages[-1]
+        if isinstance(last, CallMessage) and last.calls:
             raise _refused("the last message has calls without results", "messages")
-        begun = messages[-1] if messages[-1].role == "assistant" else None
-        if begun is not None:
+        prefix = messages[-1] if messages[-1].role == "assistant" else None
+        if prefix is not None:
             messages = messages[:-1]
-        tools = self._offers.kept(wishes.tools)
+        tools = self._offers.same(wishes.tools)
         if self._line is None or self._tokenizer is None:
-            if begun is not None:
+            if prefix is not None:
                 raise _refused("this endpoint cannot continue a message of the assistant's", "messages")
             return messages, tools, None
         if self._program:
             self._demand_modest(messages)
         shown = self._tokenizer.shape.fit(messages, tools, self._tokenizer.call_format)
         if wishes.demands:
-            if begun is not None:
+            if prefix is not None:
                 raise _refused("a call cannot be demanded behind the beginning of an answer", "tool_choice")
             name = wishes.demanded["name"] if wishes.demanded else None
             return shown, tools, Opening(self._tokenizer.call_opening(name), plain=False)
-        return shown, tools, None if begun is None else Opening(begun.content, plain=True)
+        return shown, tools, None if prefix is None else Opening(prefix.content, plain=True)
 
     def _flaw(self, tools: Tools) -> Refusal | None:
         """Why the template cannot show these tools."""
@@ -214,7 +214,7 @@ class Turns:
         return None
 
     def _demand_modest(self, messages: tuple[Message, ...]) -> None:
-        """Raises Over for a conversation that is far too long to be printed."""
+        """Raises LimitReached for a conversation that is far too long to be printed."""
         assert self._tokenizer is not None
         contents = [message.content for message in messages]
         chars = sum(map(len, contents))
@@ -235,20 +235,17 @@ class Turns:
         return before + count + len(new) * _MESSAGE_OVERHEAD
 
     def record(
-        self, asked: Asked, prepared: Prepared, started_s: float, ended_s: float, completion: Completion
+        self, ask: AgentRequest, prepared: ReadyPrompt, started_s: float, ended_s: float, completion: Completion
     ) -> None:
         """Records one completion. Times in seconds since the start of the rollout."""
         messages, prompt = prepared.messages, prepared.line
         if self._line is not None and prompt is not None:
             self._line.append(prompt, messages, completion)
         else:
-            before = self._talks.get(prepared.segment)
-            before = before and replace(before, before=None)  # one step back is kept, no more
-            served = _Served(messages, prepared.tools, completion, beginnings(messages)[-1], before)
-            self._talks[prepared.segment] = served
+            self._segments.append(Segment(prepared.segment, messages, prepared.tools, completion))
         self._turns[prepared.place] = Turn(
-            sequence=asked.sequence,
-            kind=asked.kind,
+            sequence=ask.sequence,
+            kind=ask.kind,
             kept=0,
             messages=messages,
             segment=prepared.segment,
@@ -257,7 +254,7 @@ class Turns:
             completion=completion,
             started_s=started_s,
             ended_s=ended_s,
-            agent=asked.agent,
+            agent=ask.agent,
             tools=prepared.tools,
             opening=prompt.opening if prompt else "",
         )
@@ -270,48 +267,21 @@ class Turns:
             return
         if any(later > place and other.segment == turn.segment for later, other in self._turns.items()):
             return  # also where what continued it was abandoned: two such would make no line
-        if self._line is not None:
-            abandoned = self._line.abandon(turn.segment, turn.completion)
-        else:
-            last = self._talks[turn.segment]
-            if abandoned := last.completion is turn.completion:
-                self._talks[turn.segment] = last.before or _Served()
+        abandoned = self._segments.abandon(turn.segment, turn.completion)
         self._turns[place] = replace(turn, abandoned=abandoned)
 
     def _text_segment(self, messages: tuple[Message, ...], tools: Tools) -> int:
         """The latest segment that these messages continue and no request under way has; else a new one."""
-        busy, hashes = self._busy.values(), beginnings(messages)
-        continued = (
-            segment
-            for segment, last in reversed(self._talks.items())
-            if segment not in busy and self._goes_on(last, messages, tools, hashes)
-        )
-        opened = max((*self._talks, *busy), default=-1) + 1
-        return next(continued, opened)
-
-    def _goes_on(self, last: _Served, messages: tuple[Message, ...], tools: Tools, hashes: list[int]) -> bool:
-        place = len(last.messages)
-        if last.completion is None or len(messages) <= place or last.hash != hashes[place]:
-            return False
-        # A program may rewrite its conversation: smolagents' agents only put their own words around what was said.
-        said = Message(messages[place].role, messages[place].content.strip())
-        if self._program and (
-            said != Message("assistant", last.completion.visible.strip()) or last.tools is not tools
-        ):
-            return False
-        return messages[:place] == last.messages
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """The last request of a segment, and what it got. `completion` None: nothing that anybody read. `hash`: of the
-    messages. `before`: the request before it."""
-
-    messages: tuple[Message, ...] = ()
-    tools: Tools = ()
-    completion: Completion | None = None
-    hash: int = 0
-    before: _Served | None = None
+        busy = self._busy.values()
+        for segment, completion in self._segments.begin(messages, tools if self._program else None, busy):
+            place = len(segment.messages)
+            # A program may rewrite its conversation: smolagents' agents only put their own words around
+            # completions.
+            message = Message(messages[place].role, messages[place].content.strip())
+            same = not self._program or message == Message("assistant", completion.visible.strip())
+            if same and messages[:place] == segment.messages:
+                return segment.number
+        return self._segments.opened(busy)
 
 
 def _refused(told: str, param: str) -> RequestRefused:

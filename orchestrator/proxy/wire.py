@@ -16,7 +16,7 @@ from orchestrator.agents.equipment import Equipment, SandboxTool
 from orchestrator.calls.parsed import MAX_DEPTH, is_deeper
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy.left_files import OutputRule
-from orchestrator.proxy.said import Asked, Refusal, Reply, Spoken, ToolReply
+from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, Reply, ToolReply
 from orchestrator.proxy.unparsed import TooMany, read
 from orchestrator.rules.outcome import Submission
 from orchestrator.rules.text import holds_more, valid
@@ -99,21 +99,21 @@ def confinement(data: bytes) -> Confinement:
             f"the sandbox image speaks contract {request.contract}, this orchestrator {CONTRACT}; "
             "rebuild it with `orchestrator image build`"
         )
-    told = request.confinement
+    report = request.confinement
     return Confinement(
-        capability_bounding_set=told.capability_bounding_set,
-        no_new_privileges=told.no_new_privileges,
-        seccomp_mode=told.seccomp_mode,
-        network_interfaces=tuple(told.network_interfaces),
-        root_read_only=told.root_read_only,
-        runner_uid=told.runner_uid,
-        worker_uid=told.worker_uid,
-        process_id=told.process_id,
-        own_control_groups=told.own_control_groups,
-        mounts=tuple(Mount(**{name: getattr(m, name) for name in _OF_A_MOUNT}) for m in told.mounts),
-        limits={limit.name: limit.value for limit in told.limits},
-        devices=tuple(told.devices),
-        exposed_paths=tuple(told.exposed_paths),
+        capability_bounding_set=report.capability_bounding_set,
+        no_new_privileges=report.no_new_privileges,
+        seccomp_mode=report.seccomp_mode,
+        network_interfaces=tuple(report.network_interfaces),
+        root_read_only=report.root_read_only,
+        runner_uid=report.runner_uid,
+        worker_uid=report.worker_uid,
+        process_id=report.process_id,
+        own_control_groups=report.own_control_groups,
+        mounts=tuple(Mount(**{name: getattr(m, name) for name in _OF_A_MOUNT}) for m in report.mounts),
+        limits={limit.name: limit.value for limit in report.limits},
+        devices=tuple(report.devices),
+        exposed_paths=tuple(report.exposed_paths),
     )
 
 
@@ -179,14 +179,14 @@ def _tool(name: str, tool: HostTool | SandboxTool) -> pb.HostTool:
     )
 
 
-def completion_request(data: bytes) -> Asked:
+def completion_request(data: bytes) -> AgentRequest:
     """The request, however long: it may take milliseconds to read. Raises ProtocolError."""
     fields = 3 + MAX_STOPS + 4 * MAX_MESSAGES + 4 * MAX_CALLS + _FIELDS
     request = read(pb.CompleteRequest, data, max_bytes=MAX_REQUEST_BYTES, max_fields=fields)
     return replace(_asked(request, _json_texts(request)), is_long=True)
 
 
-def short_request(data: bytes) -> Asked | None:
+def short_request(data: bytes) -> AgentRequest | None:
     """The request; None: it is a long one. Raises ProtocolError."""
     if len(data) > _LONG_BYTES:
         return None
@@ -198,7 +198,7 @@ def short_request(data: bytes) -> Asked | None:
     return None if holds_more(json_texts, _LONG_OBJECTS) else _asked(request, json_texts)
 
 
-def _asked(request: pb.CompleteRequest, json_texts: bytes) -> Asked:
+def _asked(request: pb.CompleteRequest, json_texts: bytes) -> AgentRequest:
     kind = _KINDS.get(request.kind)
     if kind is None:
         raise ProtocolError(f"unknown completion kind {request.kind}")
@@ -209,7 +209,7 @@ def _asked(request: pb.CompleteRequest, json_texts: bytes) -> Asked:
     if sum(len(message.calls) for message in request.messages) > MAX_CALLS:
         raise ProtocolError(f"more than {MAX_CALLS} calls of tools in one conversation")
     steps = tuple(map(_step, request.steps))
-    asked = Asked(
+    ask = AgentRequest(
         sequence=request.sequence,
         kind=kind,
         messages=(),
@@ -220,8 +220,8 @@ def _asked(request: pb.CompleteRequest, json_texts: bytes) -> Asked:
         notes=_notes(request.notes),
     )
     if (refusal := _refusal(request, json_texts)) is not None:
-        return replace(asked, refusal=refusal)
-    return replace(asked, messages=tuple(map(_message, request.messages)), wishes=_wishes(request))
+        return replace(ask, refusal=refusal)
+    return replace(ask, messages=tuple(map(_message, request.messages)), wishes=_wishes(request))
 
 
 def _json_texts(request: pb.CompleteRequest) -> bytes:
@@ -241,8 +241,8 @@ def _refusal(request: pb.CompleteRequest, json_texts: bytes) -> Refusal | None:
     if holds_more(json_texts, MAX_OBJECTS):
         # Only where the tools are too many by themselves: a conversation is what the policy made of it.
         where = "tools" if holds_more(request.tools_json.encode(), MAX_OBJECTS) else "messages"
-        told = f"more than {MAX_OBJECTS} objects and arrays in tools, response_format and calls: send fewer"
-        return Refusal(told, where)
+        text = f"more than {MAX_OBJECTS} objects and arrays in tools, response_format and calls: send fewer"
+        return Refusal(text, where)
     return None
 
 
@@ -263,14 +263,14 @@ def _message(message: pb.Message) -> Message:
     if message.calls and role != "assistant":
         raise ProtocolError("calls of tools in a message that is not the assistant's")
     calls = tuple(Call(call.id, call.name, _object(call.arguments_json)) for call in message.calls)
-    return Spoken(role, message.content, calls, message.call_id)
+    return CallMessage(role, message.content, calls, message.call_id)
 
 
 def _object(text: str) -> str:
     """The text of a JSON object, which may not hold what no record can. Raises ProtocolError."""
     value = _json(text, "arguments of a call")
     if not isinstance(value, dict):
-        raise ProtocolError("arguments of a call that are no JSON object")
+        raise ProtocolError("the arguments of a call must be a JSON object")
     return text
 
 
@@ -279,38 +279,40 @@ def _wishes(request: pb.CompleteRequest) -> Wishes:
     if choice is None:
         raise ProtocolError(f"unknown tool choice {request.tool_choice}")
     tools = _tools(_json(request.tools_json, "tools")) if request.tools_json else ()
-    response_format = _json(request.response_format_json, "a format") if request.response_format_json else {}
+    response_format = (
+        _json(request.response_format_json, "response format") if request.response_format_json else {}
+    )
     if not isinstance(response_format, dict) or not _is_format(response_format):
-        raise ProtocolError("a response format that is none of OpenAI's")
+        raise ProtocolError("the response format is not one of OpenAI's")
     if request.tool_name and request.tool_name not in {tool["function"]["name"] for tool in tools}:
-        raise ProtocolError("a tool is demanded that is none of the tools")
+        raise ProtocolError("the demanded tool is not among the tools")
     return Wishes(tools, choice, request.tool_name, response_format, request.logprobs)
 
 
-def _is_format(told: Mapping[str, Any]) -> bool:
-    schema = told.get("json_schema")
-    if told.get("type", "text") != "json_schema":
-        return told.get("type", "text") in ("text", "json_object") and schema is None
+def _is_format(form: Mapping[str, Any]) -> bool:
+    schema = form.get("json_schema")
+    if form.get("type", "text") != "json_schema":
+        return form.get("type", "text") in ("text", "json_object") and schema is None
     return isinstance(schema, dict) and isinstance(schema.get("schema"), dict)
 
 
-def _tools(told: Any) -> Tools:
-    if not isinstance(told, list) or len(told) > MAX_TOOLS:
-        raise ProtocolError(f"tools that are no list of at most {MAX_TOOLS}")
-    for tool in told:
+def _tools(value: Any) -> Tools:
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise ProtocolError(f"tools must be a list of at most {MAX_TOOLS}")
+    for tool in value:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ProtocolError("a tool that is no function with a name")
-    return tuple(told)
+            raise ProtocolError("each tool must be a function with a name")
+    return tuple(value)
 
 
 def _json(text: str, what: str) -> Any:
     try:
         value = orjson.loads(text)  # strict: no NaN, no lone surrogates, bounded depth
     except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"{what} that are no JSON") from error
+        raise ProtocolError(f"{what}: not JSON") from error
     if is_deeper(value, MAX_DEPTH):  # orjson reads deeper values than it writes
-        raise ProtocolError(f"{what} nested more than {MAX_DEPTH} deep")
+        raise ProtocolError(f"{what}: nested more than {MAX_DEPTH} deep")
     return value
 
 
@@ -323,21 +325,21 @@ def completion_response(reply: Reply) -> pb.CompleteResponse:
         return pb.CompleteResponse(
             refused=pb.RequestRefused(
                 reason=pb.REFUSED_REASON_CONTEXT_LENGTH if too_long else pb.REFUSED_REASON_UNSUPPORTED,
-                message=valid(reply.refused.told),
+                message=valid(reply.refused.text),
                 param=reply.refused.param,
             )
         )
     if reply.counted is not None:
         counted = pb.Completion(prompt_tokens=reply.counted, finish_reason=pb.FINISH_REASON_STOP)
         return pb.CompleteResponse(completion=counted)
-    completion, said = reply.completion, reply.said
+    completion, parsed = reply.completion, reply.parsed
     assert completion is not None
     return pb.CompleteResponse(
         completion=pb.Completion(
-            text=valid(completion.visible if said is None else said.content),
+            text=valid(completion.visible if parsed is None else parsed.content),
             calls=[
                 pb.Call(id=call.id, name=call.name, arguments_json=valid(call.arguments))
-                for call in (said.calls if said else ())
+                for call in (parsed.calls if parsed else ())
             ],
             logprobs=[pb.TokenLogprob(token=valid(token), logprob=value) for token, value in reply.logprobs],
             finish_reason=_FINISH[completion.finish_reason],
@@ -361,9 +363,9 @@ def tool_request(data: bytes) -> tuple[int, str, dict[str, Any]]:
     try:
         arguments = json.loads(request.arguments_json or "{}", parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("tool arguments that are no JSON") from error
+        raise ProtocolError("tool arguments are not JSON") from error
     if not isinstance(arguments, dict):
-        raise ProtocolError("tool arguments that are no JSON object")
+        raise ProtocolError("tool arguments must be a JSON object")
     return request.sequence, request.name[:200], arguments
 
 
@@ -415,8 +417,8 @@ def submission(data: bytes) -> Submission:
 
 
 def _duration(seconds: float) -> Duration:
-    whole = math.floor(seconds)
-    return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
+    floor = math.floor(seconds)
+    return Duration(seconds=floor, nanos=int((seconds - floor) * 1e9))
 
 
 def _seconds(duration: Duration) -> float:

@@ -1,4 +1,4 @@
-"""The run directory: what a run was asked and everything that happened, enough to resume, replay and view it.
+"""The run directory: a run's settings and everything that happened, enough to resume, replay and view it.
 
 Its files:
 
@@ -141,8 +141,8 @@ def _demand_inside(folder: Path) -> None:
         for entry in _entries(folder):
             if not (entry.is_file(follow_symlinks=False) or _leads_into(folder, entry)):
                 raise ConfigError(
-                    f"env.resume: {entry.path} leads out of the run directory or is no file; a run is continued "
-                    "only where all of it is"
+                    f"env.resume: {entry.path} leads out of the run directory or is not a file; only a "
+                    "complete run directory can be resumed"
                 )
     except OSError as error:
         raise ConfigError(f"env.resume: cannot read {folder}: {error.strerror}") from error

@@ -75,7 +75,7 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | Coun
             number = _group(rollout_id)
         except ValueError as error:
             raise ConfigError(
-                f"{line.place} is no rollout of this version ({error}); finish the run with the version that "
+                f"{line.place} is not a rollout of this version ({error}); finish the run with the version that "
                 "began it, or put that line aside to resume"
             ) from error
         if rollout_id in ids:
@@ -136,14 +136,14 @@ def _group_head(place: str, text: bytes) -> tuple[int, WrittenGroup]:
         group = read_written_group(text)
         (number,) = set(map(_group, group.rollout_ids))
     except ValueError as error:
-        raise ConfigError(f"{place} is no group of this run ({error})") from error
+        raise ConfigError(f"{place} is not a group of this run ({error})") from error
     return number, group
 
 
 def _group(rollout_id: str) -> int:
     match = _ROLLOUT_ID.fullmatch(rollout_id)
     if match is None:
-        raise ValueError(f"{rollout_id!r} is no rollout id")
+        raise ValueError(f"{rollout_id!r} is not a rollout id")
     return int(match[1])
 
 
@@ -152,7 +152,7 @@ def _demand_groups(path: Path) -> None:
     place = f"{path}:1"
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path} is no file; name the run's groups file in run.json to resume")
+            raise ConfigError(f"{path} is not a file; name the run's groups file in run.json to resume")
         if is_compressed(path):
             first = next(texts(path), None)
             if first is None or not first.is_whole:
@@ -171,7 +171,7 @@ def _demand_groups(path: Path) -> None:
         group_number(place, line)
     except ConfigError as error:
         raise ConfigError(
-            f"{place} is no group of this run; name the run's groups file in run.json, or put that file aside "
+            f"{place} is not a group of this run; name the run's groups file in run.json, or put that file aside "
             "to have its groups written anew"
         ) from error
 

@@ -39,8 +39,8 @@ class RunFiles:
 
 
 def record_of(directory: Path) -> Path | None:
-    """The record in a run directory, plain or compressed; None: there is none. Where both are, because somebody
-    has unpacked it, the one that the run writes."""
+    """The record in a run directory, plain or compressed; None if it has none. If both exist, because it was
+    unpacked, the one that the run writes."""
     plain = directory / ROLLOUTS_FILE
     places = [place for place in (plain, packed_name(plain)) if place.is_file()]
     packs = len(places) > 1 and saved_env(read_description(directory)).get("compress") == "zstd"
@@ -48,7 +48,7 @@ def record_of(directory: Path) -> Path | None:
 
 
 def groups_in(directory: Path, named: str | None) -> Path | None:
-    """The groups file of a run directory whose run.json has `named`; None: there is none."""
+    """The groups file of a run directory whose run.json has `named`; None if there is none."""
     plain = directory / GROUPS_FILE
     places = [*([directory / named] if named is not None else []), plain, packed_name(plain)]
     return next((place for place in places if place.is_file()), None)
@@ -77,7 +77,7 @@ def find_run(path: Path) -> RunFiles:
             return RunFiles(path.parent if beside else None, path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    raise ConfigError(f"{path} is no run directory and no groups file")
+    raise ConfigError(f"{path} is neither a run directory nor a groups file")
 
 
 def read_run(directory: Path, setting: str = "env.resume") -> Mapping[str, Any]:
@@ -85,13 +85,13 @@ def read_run(directory: Path, setting: str = "env.resume") -> Mapping[str, Any]:
     path = directory / RUN_FILE
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
-            raise ConfigError(f"{setting}: {path} is no file")
+            raise ConfigError(f"{setting}: {path} is not a file")
         with path.open("rb") as file:
             description = orjson.loads(file.read(MAX_RUN_FILE_BYTES))
     except OSError as error:
         raise ConfigError(f"{setting}: no run in {directory}: {RUN_FILE}: {error.strerror}") from error
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{setting}: {path} is no JSON") from error
+        raise ConfigError(f"{setting}: {path} is not valid JSON") from error
     if not isinstance(description, dict) or not isinstance(description.get("config"), dict):
         raise ConfigError(f"{setting}: {path} does not describe a run")
     return description
@@ -110,7 +110,7 @@ def read_recorded(directory: Path, setting: str) -> tuple[Mapping[str, Any], Pat
 
 
 def groups_file_of(description: Mapping[str, Any]) -> str | None:
-    """The path of the groups file in a run.json, relative to its directory or absolute; None: there is none."""
+    """The path of the groups file in a run.json, relative to its directory or absolute; None if it names none."""
     named = description.get("groups_file")
     return named if isinstance(named, str) and named and "\0" not in named else None
 

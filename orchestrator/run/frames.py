@@ -32,7 +32,10 @@ _LINES = 16  # of a frame that is written
 _FRAME_BYTES = 4 << 20  # of text: a longer frame is closed earlier
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _SKIPPED = range(0x184D2A50, 0x184D2A60)  # magic numbers of frames without data
-_MOST_TIMES, _MOST_MORE = 1000, 256 << 10  # a frame's text is so many times its size at most, and these bytes
+_MOST_TIMES, _MOST_MORE = (
+    1000,
+    256 << 10,
+)  # the longest text of a frame: this many times its size, plus these bytes
 _INDEX_BITS = 24
 _CHUNK_BYTES = 1 << 20
 _BLOCK_BYTES = 128 << 10  # what the format allows

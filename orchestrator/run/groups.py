@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import (
-    Asked,
+    TurnTalk,
     in_lines,
     main_segment,
     sampled_by,
@@ -35,7 +35,7 @@ from orchestrator.types import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.rollouts import RolloutSettings
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,12 @@ class GroupFormat:
     tokenizer: Tokenizer | None = None
 
     @classmethod
-    def of(cls, env: EnvSettings, tokenizer: Tokenizer | None) -> GroupFormat:
+    def of(
+        cls, env: RolloutSettings, tokenizer: Tokenizer | None, *, include_messages: bool = True
+    ) -> GroupFormat:
         """As the settings ask for it."""
         return cls(
-            include_messages=env.include_messages,
+            include_messages=include_messages,
             untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
             mixed_versions=env.train_mixed_versions,
             all_segments=env.all_segments,
@@ -98,7 +100,7 @@ class GroupFormat:
         return kind == "program" if self.all_segments is None else self.all_segments
 
     def trains(self, outcome: Outcome, record: Record) -> bool:
-        """Whether a rollout that ended so is trained on; otherwise all of it is masked."""
+        """Whether a rollout with this outcome is trained on; otherwise all of it is masked."""
         unwanted = isinstance(outcome, Ended) and outcome.name in self.untrained
         return not unwanted and (self.mixed_versions or len(record.policy_versions) < 2)
 
@@ -265,7 +267,7 @@ def _spans(member: Member) -> list[dict[str, Any]]:
     return [{"tokens": span.tokens, "oldest": span.oldest, "newest": span.newest} for span in spans]
 
 
-def other_segments(lines: Sequence[Asked], segment: int) -> list[dict[str, Any]]:
+def other_segments(lines: Sequence[TurnTalk], segment: int) -> list[dict[str, Any]]:
     """Summaries of the other segments: plans, managed agents, and whatever a program or its code asked."""
     summaries: dict[int, dict[str, Any]] = {}
     for turn, talk in lines:

@@ -430,7 +430,7 @@ def _output(line: OutputLine | None) -> Output | None:
         return None
     for file in line["files"]:
         if file.path.startswith("/") or ".." in file.path.split("/") or "\0" in file.path:
-            raise ValueError(f"output.files: {file.path!r} is no path inside a folder")
+            raise ValueError(f"output.files: {file.path!r} is not a path inside the folder")
     return Output(line["files"], line.get("left_out", 0), line.get("complete", True))
 
 

@@ -121,7 +121,7 @@ class TextLine:
 
 def texts(path: Path, end: int | None = None, start: int = 0) -> Iterator[TextLine]:
     """Every line of a file, plain or compressed, read one at a time. A plain line longer than MAX_LINE_BYTES comes
-    in pieces, a compressed one as a line that is none, as one that is broken does.
+    in pieces. An over-long compressed line is returned as an invalid line, like a damaged one.
 
     `end`: an offset, of a file that grows: lines that begin there or later are not read. `start`: the offset of
     the line to begin with, which gets number 1. A missing file has no lines. Raises OSError.
@@ -154,7 +154,7 @@ def end_now(path: Path, *, growing: bool) -> int:
 
 
 def line_after(path: Path, offset: int) -> int:
-    """Where a line begins behind so many bytes; the file's end if there is none. Raises OSError."""
+    """The offset of the first line that begins behind `offset`, else the file's end. Raises OSError."""
     with path.open("rb") as file:
         if is_compressed(path):
             return place_of(next_frame(file, offset))

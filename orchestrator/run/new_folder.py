@@ -1,4 +1,4 @@
-"""A folder that has its name only when all of it is written."""
+"""A folder that appears under its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from orchestrator.errors import ConfigError, OutputError
 
 
 def demand_free(path: Path, setting: str) -> None:
-    """Raises ConfigError, which names the setting `setting`, if there is something of this name, an empty folder
-    excepted."""
+    """Raises ConfigError, which names the setting, if `path` exists and is not an empty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{setting}: {path} is there already, and nothing is overwritten; name another one")
+        raise ConfigError(f"{setting}: {path} already exists and is not overwritten; name another one")
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from orchestrator.run.groups import GroupFormat, GroupsFile, check_writable, fre
 from orchestrator.run.tally import Tally
 
 if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.output import OutputSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,8 @@ class OpenRun:
 
 
 @contextmanager
-def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) -> Iterator[OpenRun]:
+def open_run(env: OutputSettings, run_path: Path, tally: Tally, form: GroupFormat) -> Iterator[OpenRun]:
     """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
-    env = config.env
     packed = env.compress == "zstd"
     named = env.data_path_to_save_groups if env.resume is None else None
     named = packed_name(named) if named is not None and packed else named
@@ -65,13 +63,13 @@ def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) ->
             yield OpenRun(run, groups, earlier)
 
 
-def open_directory(env: EnvSettings, path: Path, *, resume: bool) -> RunDirectory:
+def open_directory(env: OutputSettings, path: Path, *, resume: bool) -> RunDirectory:
     """The run directory in `path`, to be closed. Raises ConfigError, RunLocked."""
     packed = env.compress == "zstd"
     return RunDirectory(path, resume=resume, fsync=env.fsync, full_traces=env.save_full_traces, compress=packed)
 
 
-def program_run_path(env: EnvSettings) -> Path | None:
+def program_run_path(env: OutputSettings) -> Path | None:
     """The run directory that a program which embeds the orchestrator asks for; None: it asks for no record. Raises
     ConfigError."""
     if env.resume is not None:
@@ -88,7 +86,7 @@ def program_run_path(env: EnvSettings) -> Path | None:
     return env.run_dir
 
 
-def run_directory_path(env: EnvSettings) -> Path:
+def run_directory_path(env: OutputSettings) -> Path:
     """The directory of the run: the one resumed, the one asked for, or a new one. Raises ConfigError, also
     where nothing can be written."""
     path = env.resume or env.run_dir or new_run_directory()
@@ -98,7 +96,7 @@ def run_directory_path(env: EnvSettings) -> Path:
     return path
 
 
-def _check_writable(env: EnvSettings, run_path: Path) -> None:
+def _check_writable(env: OutputSettings, run_path: Path) -> None:
     check_writable(run_path)
     if env.data_path_to_save_groups is not None:
         check_writable(env.data_path_to_save_groups.parent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from orchestrator.run.lenient import number, objects
 from orchestrator.types import Attempt
 
 if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
+    from orchestrator.settings.endpoint import OpenAISettings
 
 _MILLION = 1_000_000
 _MOST_BYTES = 1 << 20
@@ -30,26 +30,26 @@ class Prices:
     weights: tuple[float, ...]
 
     @classmethod
-    def of(cls, config: Config) -> Prices | None:
-        """Of each server its own prices, else those of its model in `env.price_table`. None where no price is
+    def of(cls, servers: Sequence[OpenAISettings], price_table: Path | None) -> Prices | None:
+        """Of each server its own prices, else those of its model in the file `price_table`. None where no price is
         given. Raises ConfigError where some are missing."""
-        table = {} if config.env.price_table is None else _read(config.env.price_table)
+        table = {} if price_table is None else _read(price_table)
         prices = [
             table.get(s.model_name, (None, None))
             if s.prompt_price is None and s.completion_price is None
             else (s.prompt_price, s.completion_price)
-            for s in config.openai
+            for s in servers
         ]
         if not table and all(price is None for pair in prices for price in pair):
             return None
-        servers = tuple((p, c) for p, c in prices if p is not None and c is not None)
-        if len(servers) < len(prices):
+        complete = tuple((p, c) for p, c in prices if p is not None and c is not None)
+        if len(complete) < len(prices):
             raise ConfigError(
-                f"env.price_table: no prices of {_unpriced(config, table)} in {config.env.price_table}"
+                f"env.price_table: no prices of {_unpriced(servers, table)} in {price_table}"
                 if table
                 else "openai.prompt_price, openai.completion_price: give both, for every server, or none"
             )
-        return cls(servers, tuple(s.weight for s in config.openai))
+        return cls(complete, tuple(s.weight for s in servers))
 
     @classmethod
     def recorded(cls, description: Mapping[str, Any]) -> Prices | None:
@@ -80,8 +80,8 @@ class Prices:
         return self.cost(attempt.plan.rollout_id, attempt.record.prompt_tokens, attempt.record.sampled_tokens)
 
 
-def _unpriced(config: Config, table: Mapping[str, Any]) -> str:
-    return ", ".join(sorted({s.model_name for s in config.openai if s.prompt_price is None} - set(table)))
+def _unpriced(servers: Sequence[OpenAISettings], table: Mapping[str, Any]) -> str:
+    return ", ".join(sorted({s.model_name for s in servers if s.prompt_price is None} - set(table)))
 
 
 def _read(path: Path) -> dict[str, tuple[float, float]]:

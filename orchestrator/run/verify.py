@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.completion.base import Tokenizer, content_ids
 from orchestrator.completion.trajectory import (
-    Asked,
+    TurnTalk,
     in_lines,
     main_segment,
     one_system,
@@ -150,7 +150,7 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         try:
             recorded = read_attempt(text)
         except ValueError as error:
-            findings.check("record", False, f"{place}: its line is no rollout ({error})")
+            findings.check("record", False, f"{place}: its line is not a rollout ({error})")
             continue
         wanted = recorded.group_size or wanted
         _check_record(tokens[index], member, facts, recorded, place, findings)
@@ -283,7 +283,7 @@ def _check_lines(facts: Line, recorded: RecordedAttempt, where: str, findings: F
 def _check_text(
     tokens: Sequence[int],
     mask: Sequence[int],
-    turns: Sequence[Asked],
+    turns: Sequence[TurnTalk],
     recorded: RecordedAttempt,
     where: str,
     findings: Findings,
@@ -309,7 +309,7 @@ def _check_text(
     findings.check("one line", same, f"{where}: the record makes another line")
 
 
-def _texts_sampled(turns: Sequence[Asked]) -> list[str]:
+def _texts_sampled(turns: Sequence[TurnTalk]) -> list[str]:
     """The part of each completion of a line that the last conversation holds at its place: an agent may strip it,
     append something to it, or put other words in its place."""
     *earlier, (last, talk) = turns
@@ -330,7 +330,7 @@ def _as_messages(value: Any) -> list[Message] | None:
     return [Message(m["role"], m["content"]) for m in value if isinstance(m["content"], str)]
 
 
-def _is_line(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
+def _is_line(messages: Sequence[Message], turns: Sequence[TurnTalk]) -> bool:
     """Whether `messages` are the last conversation with the sampled texts as this line's assistant messages."""
     expected: list[Message | None] = [*turns[-1][1], None]
     closings = [following.closing for following, _ in turns[1:]] + [""]
@@ -349,7 +349,7 @@ def _is_line(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
     return list(messages) == expected
 
 
-def _is_last(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
+def _is_last(messages: Sequence[Message], turns: Sequence[TurnTalk]) -> bool:
     """Whether `messages` are the last conversation and its answer, which may have a code tag appended."""
     turn, talk = turns[-1]
     if not messages:
@@ -359,7 +359,7 @@ def _is_last(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
     return _with_reasoning(talk, turns[:-1]) == before and answer.role == "assistant" and begins
 
 
-def _with_reasoning(talk: Sequence[Message], turns: Sequence[Asked]) -> list[Message]:
+def _with_reasoning(talk: Sequence[Message], turns: Sequence[TurnTalk]) -> list[Message]:
     """The conversation with the reasoning of each completion in front of the text that the agent got."""
     messages = list(talk)
     for turn, before in turns:

@@ -12,8 +12,8 @@ import re
 import warnings
 from typing import Any
 
+from orchestrator.calls.formats import written
 from orchestrator.calls.parsed import parsed
-from orchestrator.calls.written import written
 from orchestrator.types import AgentSpec, Call, Completion, Turn
 
 _MAX_PARSED_CHARS = 64 << 10

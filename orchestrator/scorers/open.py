@@ -24,8 +24,8 @@ from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.types import Ended, Record, RolloutPlan, Score
 
 if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.rules.redact import Secret
+    from orchestrator.settings.scoring import ScoringSettings
 
 log = logging.getLogger(__name__)
 
@@ -33,29 +33,43 @@ JUDGE = "judge"
 
 
 async def open_scorer(
-    config: Config,
+    settings: ScoringSettings,
+    judge_key: Secret,
+    judge_startup_s: float,
     stack: AsyncExitStack,
     say: Callable[[str], None] = log.warning,
     meanwhile: asyncio.TaskGroup | None = None,
 ) -> Scorer:
     """One scorer for a whole run, closed with `stack`. Raises ConfigError, EnvironmentUnusable.
 
-    `say` is told of a wait for the judge's endpoint. `meanwhile`: where that wait goes on; None: it is over when
-    this returns.
+    `judge_startup_s`: how long a judge that is still loading is waited for. `say` gets a line about that wait.
+    `meanwhile`: where it goes on; None: it is over when this returns.
     """
-    env = config.env
-    if env.scoring_strategy.startswith(PREFIX):
-        return await _controlled(env.scoring_strategy, env, stack)
-    ours = "correctness" if env.scoring_strategy == JUDGE else env.scoring_strategy
-    rules = await _controlled(StrategyScorer(ours, env.length_penalty_weight, env.combined_weights), env, stack)
-    if env.scoring_strategy == JUDGE:
-        return await _judge(config, rules, stack, say, meanwhile)
-    return _LoggedScorer(rules, ours) if env.debug_scoring else rules
+    strategy = settings.scoring_strategy
+    if strategy.startswith(PREFIX):
+        return await _controlled(strategy, settings, stack)
+    ours = "correctness" if strategy == JUDGE else strategy
+    scorer = StrategyScorer(ours, settings.length_penalty_weight, settings.combined_weights)
+    rules = await _controlled(scorer, settings, stack)
+    if strategy != JUDGE:
+        return _LoggedScorer(rules, ours) if settings.debug_scoring else rules
+    completer = _judge(settings, judge_key)
+    stack.push_async_callback(completer.aclose)
+    if not completer.endpoint.hosted:
+        # The judge is as likely to be loading as the models that are judged.
+        serves = judge_serves(completer, Patience(judge_startup_s, wait_sayer(say)))
+        if meanwhile is None:
+            await serves
+        else:
+            meanwhile.create_task(serves, name="judge")
+    return JudgeScorer(completer, rules, model=completer.endpoint.model, max_tokens=settings.judge_max_tokens)
 
 
-async def _controlled(scorer: StrategyScorer | str, env: EnvSettings, stack: AsyncExitStack) -> ControlledScorer:
+async def _controlled(
+    scorer: StrategyScorer | str, settings: ScoringSettings, stack: AsyncExitStack
+) -> ControlledScorer:
     """The scorer in processes of its own. A rollout at which one of our strategies fails counts as wrong."""
-    processes = GradingProcesses(scorer, env.scorer_timeout)
+    processes = GradingProcesses(scorer, settings.scorer_timeout)
     stack.push_async_callback(processes.aclose)
     await processes.open()
     return ControlledScorer(processes, {} if isinstance(scorer, str) else {"correctness": 0.0})
@@ -76,28 +90,11 @@ class _LoggedScorer:
         return score
 
 
-async def _judge(
-    config: Config,
-    rules: Scorer,
-    stack: AsyncExitStack,
-    say: Callable[[str], None],
-    meanwhile: asyncio.TaskGroup | None,
-) -> Scorer:
-    env = config.env
-    if env.judge_base_url is None or env.judge_model_name is None:
+def _judge(settings: ScoringSettings, key: Secret) -> ChatCompleter:
+    """Raises ConfigError."""
+    if settings.judge_base_url is None or settings.judge_model_name is None:
         raise ConfigError(
             "env.scoring_strategy judge needs --env.judge_base_url URL and --env.judge_model_name NAME"
         )
-    key = config.judge_api_key.reveal()
-    judge = Endpoint(openai_root(env.judge_base_url), env.judge_model_name, key, env.scorer_timeout)
-    completer = ChatCompleter(HttpClient(judge), strict=False)
-    stack.push_async_callback(completer.aclose)
-    if not judge.hosted:
-        # The judge is as likely to be loading as the models that are judged.
-        timeout_s = max(server.startup_timeout for server in config.openai)
-        serves = judge_serves(completer, Patience(timeout_s, wait_sayer(say)))
-        if meanwhile is None:
-            await serves
-        else:
-            meanwhile.create_task(serves, name="judge")
-    return JudgeScorer(completer, rules, model=env.judge_model_name, max_tokens=env.judge_max_tokens)
+    root, model = openai_root(settings.judge_base_url), settings.judge_model_name
+    return ChatCompleter(HttpClient(Endpoint(root, model, key.reveal(), settings.scorer_timeout)), strict=False)

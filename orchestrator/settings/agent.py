@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.rules.text import is_name, path_of
 from orchestrator.settings.json_kinds import Json, Texts, json_value
-from orchestrator.settings.kinds import OBJECT, File, Flag, Text, Whole, forms
+from orchestrator.settings.kinds import OBJECT, File, Flag, Integer, Text, forms
 from orchestrator.settings.row import RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import AgentKind, AgentSpec, ManagedAgent, SandboxSpec
@@ -63,12 +63,11 @@ class ManagedAgents(Json):
         return agents
 
     def show(self, value: tuple[ManagedAgent, ...]) -> str:
-        return json.dumps([agent.given() for agent in value])
+        return json.dumps([agent.as_setting() for agent in value])
 
 
 def _managed(raw: object) -> ManagedAgent:
-    known = ("name", "description", "tools", "max_steps", "agent")
-    if not isinstance(raw, Mapping) or not set(raw) <= set(known):
+    if not isinstance(raw, Mapping) or not set(raw) <= {"name", "description", "tools", "max_steps", "agent"}:
         raise ValueError
     name, description, kind = raw.get("name"), raw.get("description"), raw.get("agent")
     if not isinstance(name, str) or not is_name(name):
@@ -82,7 +81,7 @@ def _managed(raw: object) -> ManagedAgent:
         name,
         description.strip(),
         _names(raw.get("tools")),
-        None if steps is None else Whole(1, 10_000).read(steps),
+        None if steps is None else Integer(1, 10_000).read(steps),
         kind,
     )
 
@@ -128,7 +127,7 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
     )
     planning_interval: int | None = row(
         None,
-        Whole(1, 10_000),
+        Integer(1, 10_000),
         "steps between two plans",
         to=(AgentSpec, "planning_interval"),
         only_for="smolagents",

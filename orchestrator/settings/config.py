@@ -40,6 +40,11 @@ class Config:
                 "or run `orchestrator demo`, which needs neither"
             )
 
+    @property
+    def startup_timeout(self) -> float:
+        """How long an endpoint that is still loading is waited for, in seconds: the longest of the servers'."""
+        return max(server.startup_timeout for server in self.openai)
+
     def agent_spec(self) -> AgentSpec:
         """How agents are built. Which format calls of tools have is decided when the model is known."""
         env = self.env

@@ -9,7 +9,7 @@ from typing import Literal
 from orchestrator.rules.redact import Secret
 from orchestrator.rules.text import path_of
 from orchestrator.settings.json_kinds import Headers
-from orchestrator.settings.kinds import Choice, Flag, Key, Number, Only, Text, Whole, is_url, seconds
+from orchestrator.settings.kinds import Choice, Flag, Integer, Key, Number, Only, Text, is_url, seconds
 from orchestrator.settings.row import ATROPOS, ENDPOINT, EVALUATION, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 
@@ -32,16 +32,16 @@ class OpenAISettings(
         Text("a URL with http:// or https://, or replay:RUN_DIR", "URL", _is_endpoint),
         "where completions come from, like http://localhost:8000/v1",
         resume=Resume.FREE_CONFIRM,
-        first_run=True,
+        first_run=RUNS,
     )
     model_name: str = row(
-        "default", Text("a name", "NAME"), "the model to ask for", resume=Resume.DATA, first_run=True
+        "default", Text("a name", "NAME"), "the model to ask for", resume=Resume.DATA, first_run=RUNS
     )
     api_key: Secret = row(
         Secret(),
         Key(),
         "or --api-key; x or nothing: the environment's OPENAI_API_KEY, which other users cannot see",
-        first_run=True,
+        first_run=RUNS,
     )
     headers: Secret = row(
         Secret(), Headers(), 'sent with every request, like {"api-key": "KEY"}; a secret, as the key is'
@@ -58,7 +58,7 @@ class OpenAISettings(
         "how long an endpoint that is still loading is waited for at the start; 0: not at all",
     )
     weight: float = row(1.0, Number(above=0), "its share of the rollouts, if a --config names several servers")
-    num_requests_for_eval: int = row(64, Whole(1), "evaluation requests at a time")
+    num_requests_for_eval: int = row(64, Integer(1), "evaluation requests at a time")
     prompt_price: float | None = row(
         None,
         Number(at_least=0),
@@ -73,13 +73,13 @@ class OpenAISettings(
         commands=RUNS,
         group=EVALUATION,
     )
-    num_max_requests_at_once: int = row(512, Whole(1), "requests at a time", commands=("serve",), group=ATROPOS)
+    num_max_requests_at_once: int = row(512, Integer(1), "requests at a time", commands=("serve",), group=ATROPOS)
     tokenizer_name: str = row(
         "none", Text(), "none: model_name; see env.tokenizer_name", commands=("serve",), group=ATROPOS
     )
     rolling_buffer_length: int = row(
         1000,
-        Whole(1, 1_000_000),
+        Integer(1, 1_000_000),
         "latest completions that count for request times in Weights & Biases",
         commands=("serve",),
         group=ATROPOS,

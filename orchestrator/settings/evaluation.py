@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.settings.kinds import File, Number, Whole
+from orchestrator.settings.kinds import File, Integer, Number
 from orchestrator.settings.row import EVALUATION, Resume, row
 from orchestrator.settings.section import Settings
 
@@ -14,7 +14,7 @@ from orchestrator.settings.section import Settings
 class EvaluationSettings(Settings, group=EVALUATION, resume=Resume.DATA, commands=("evaluate", "serve")):
     """How a model is measured."""
 
-    eval_samples: int = row(1, Whole(1, 1024), "rollouts per task: the k of pass@k", first_run=True)
+    eval_samples: int = row(1, Integer(1, 1024), "rollouts per task: the k of pass@k", first_run=("evaluate",))
     eval_temperature: float | None = row(
         None, Number(at_least=0), "of sampling in evaluations", unset="none: env.temperature"
     )

@@ -15,13 +15,18 @@ from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import shown
 from orchestrator.settings.hints import flag_hint
 from orchestrator.settings.kinds import BOOLEANS, File, Flag
-from orchestrator.settings.row import ATROPOS, ENDPOINT, Layer, Setting, give
+from orchestrator.settings.row import ATROPOS, ENDPOINT, RUNS, Layer, Setting, put
 from orchestrator.settings.table import SECTIONS, TAVILY_KEY, section_rows
 
 OPTIONS = "Options"
 GENERAL = "General"
 CONFIG_FILE = Setting(
-    None, File(), GENERAL, "YAML with `env:` and `openai:` (one server or a list)", name="config"
+    None,
+    File(),
+    GENERAL,
+    "YAML with `env:` and `openai:` (one server or a list)",
+    name="config",
+    first_run=RUNS,
 )
 
 
@@ -104,19 +109,19 @@ def parse(
             row = flags.get(name)
             if row is None:
                 raise ConfigError(_unknown(name, flags))
-            give(layer, row, value if equals else _value(row, name, tokens), name)
+            put(layer, row, value if equals else _value(row, name, tokens), name)
             last = row
         elif repeats and len(expected) == 1:
             words.append(token)
             last = None
         elif expected:
             row = expected.popleft()
-            give(layer, row, token, row.name.upper())
+            put(layer, row, token, row.name.upper())
             last = None
         else:
             raise ConfigError(_unexpected(token, last))
     if words:
-        give(layer, row := expected.popleft(), words, row.name.upper())
+        put(layer, row := expected.popleft(), words, row.name.upper())
     if expected and expected[0].default is None:
         raise ConfigError(f"{expected[0].name.upper()} is missing: {expected[0].text}")
     return layer
@@ -125,8 +130,7 @@ def parse(
 def _value(row: Setting, name: str, tokens: deque[str]) -> str:
     """The value after a flag. For a boolean, the next token is taken only if it is a boolean word."""
     if isinstance(row.kind, Flag):
-        taken = tokens and tokens[0].lower() in BOOLEANS
-        return tokens.popleft() if taken else "true"
+        return tokens.popleft() if tokens and tokens[0].lower() in BOOLEANS else "true"
     if not tokens or tokens[0].startswith("--"):
         raise ConfigError(f"{name} needs a value: {row.valid}")
     return tokens.popleft()

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 
 from orchestrator import __version__
-from orchestrator.settings.flags import CONFIG_FILE, Command
+from orchestrator.settings.flags import Command
 from orchestrator.settings.kinds import Forms
-from orchestrator.settings.row import AUTO, ENDPOINT, Setting
+from orchestrator.settings.row import AUTO, ENDPOINT, TASKS, Setting
 
 WIDTH = 80
 LONGEST_METAVAR = 30
@@ -22,8 +22,7 @@ _EXAMPLES = {
     "process": ("--env.dataset jsonl:tasks.jsonl --env.group_size 4 --env.total_steps 2",),
     "evaluate": ("--env.dataset jsonl:tasks.jsonl --env.eval_split hash:0.2", "--env.eval_samples 4"),
     "serve": (
-        "--env.rollout_server_url http://127.0.0.1:8000",
-        "--env.dataset jsonl:tasks.jsonl --env.group_size 8",
+        *("--env.rollout_server_url http://127.0.0.1:8000", "--env.dataset jsonl:tasks.jsonl --env.group_size 8"),
     ),
 }
 _EXAMPLE_ENDPOINT = "--openai.base_url http://localhost:9001/v1 --openai.model_name NAME"
@@ -86,7 +85,9 @@ def _first_run_help(command: Command, example: Sequence[str]) -> str:
         " \\\n".join((f"  {name}", *(f"    {part}" for part in (*example, _EXAMPLE_ENDPOINT)))),
     ]
     lines += ["", "what a first run needs:"]
-    for row in (row for row in rows if row.first_run or row is CONFIG_FILE):
+    for row in sorted(rows, key=lambda row: (row.group != TASKS, row.group != ENDPOINT)):
+        if command.name not in row.first_run:
+            continue
         flag = "--api-key" if row.secret else row.flag
         text = row.valid if isinstance(row.kind, Forms) else ";".join(row.text.split(";")[:2])
         text = text.removeprefix("or --api-key; ")

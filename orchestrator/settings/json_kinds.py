@@ -120,13 +120,13 @@ class Headers(Key):
     metavar: str = "JSON"
 
     def read(self, raw: object) -> Secret:
-        given = raw.reveal() if isinstance(raw, Secret) else raw
-        told = json_value(given) if given else {}
-        if not isinstance(told, Mapping) or not all(_is_header(name, value) for name, value in told.items()):
+        text = raw.reveal() if isinstance(raw, Secret) else raw
+        headers = json_value(text) if text else {}
+        if not isinstance(headers, Mapping) or not all(_is_header(name, value) for name, value in headers.items()):
             raise ValueError
-        if len({name.lower() for name in told}) != len(told):
+        if len({name.lower() for name in headers}) != len(headers):
             raise ValueError
-        return Secret(json.dumps(dict(told)) if told else "")
+        return Secret(json.dumps(dict(headers)) if headers else "")
 
 
 def json_value(raw: object) -> Any:

@@ -50,7 +50,7 @@ class Kind(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(Kind):
+class Integer(Kind):
     """A whole number. `special` are allowed outside the range."""
 
     at_least: int | None = None
@@ -150,7 +150,7 @@ class Size(Kind):
             if not math.isfinite(size):
                 raise ValueError
             raw = int(size)
-        return Whole(self.at_least, 1 << 50).read(raw)
+        return Integer(self.at_least, 1 << 50).read(raw)
 
     def show(self, value: int) -> str:
         for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):

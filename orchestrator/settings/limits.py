@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.settings.kinds import MAX_TOKENS, MEBIBYTE, Number, Size, Whole, seconds
+from orchestrator.settings.kinds import MAX_TOKENS, MEBIBYTE, Integer, Number, Size, seconds
 from orchestrator.settings.row import AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import MAX_PARALLEL_COMPLETIONS, AgentSpec, Limits
@@ -27,28 +27,28 @@ class LimitSettings(Settings, group="Limits of one rollout", resume=Resume.DATA,
     step_timeout: float = row(60.0, seconds(above=0), "one code step", to=(AgentSpec, "step_timeout_s"))
     max_output_chars: int = row(
         20_000,
-        Whole(100, 1_000_000),
+        Integer(100, 1_000_000),
         "printed output of a step, in characters",
         to=(AgentSpec, "max_output_chars"),
     )
     max_completions: int | None = row(
         None,
-        Whole(1, 100_000),
+        Integer(1, 100_000),
         "completions; auto: 4 x max_steps + 16, a task's own max_steps where it has them",
         unset=AUTO,
     )
     max_parallel_completions: int = row(
         16,
-        Whole(1, MAX_PARALLEL_COMPLETIONS),
+        Integer(1, MAX_PARALLEL_COMPLETIONS),
         "completions at a time of an agent that is a program; more requests of it wait",
         to=(Limits, "parallel_completions"),
     )
-    max_tool_calls: int = row(64, Whole(0, 100_000), "calls of host tools", to=(Limits, "tool_calls"))
+    max_tool_calls: int = row(64, Integer(0, 100_000), "calls of host tools", to=(Limits, "tool_calls"))
     max_prompt_tokens: int = row(
-        2_000_000, Whole(1, MAX_TOKENS), "prompt tokens of all its completions", to=(Limits, "prompt_tokens")
+        2_000_000, Integer(1, MAX_TOKENS), "prompt tokens of all its completions", to=(Limits, "prompt_tokens")
     )
     max_sampled_tokens: int = row(
-        200_000, Whole(1, MAX_TOKENS), "tokens sampled in all its completions", to=(Limits, "completion_tokens")
+        200_000, Integer(1, MAX_TOKENS), "tokens sampled in all its completions", to=(Limits, "completion_tokens")
     )
     max_proxy_bytes: int = row(
         64 * MEBIBYTE,

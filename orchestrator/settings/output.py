@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.settings.kinds import Choice, File, Flag, Text, Whole
+from orchestrator.settings.kinds import Choice, File, Flag, Integer, Text
 from orchestrator.settings.row import RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import AgentSpec
@@ -33,10 +33,14 @@ class OutputSettings(Settings, group="Output", resume=Resume.FREE, commands=RUNS
         "the run directory: settings, and a record of all that happened",
         unset="runs/TIME",
         commands=(*RUNS, "demo", "doctor", "replay", "rescore"),
-        first_run=True,
+        first_run=RUNS,
     )
     resume: Path | None = row(
-        None, File(), "a run directory, to continue its run with its settings", commands=(*RUNS, "demo")
+        None,
+        File(),
+        "a run directory, to continue its run with its settings",
+        commands=(*RUNS, "demo"),
+        first_run=("process", "evaluate"),
     )
     fsync: bool = row(
         False,
@@ -54,7 +58,7 @@ class OutputSettings(Settings, group="Output", resume=Resume.FREE, commands=RUNS
     )
     save_full_traces: bool = row(True, Flag(), "the agent's steps in rollouts.jsonl")
     agent_verbosity: int = row(
-        0, Whole(0, 3), "how much the agent logs in its sandbox", to=(AgentSpec, "verbosity")
+        0, Integer(0, 3), "how much the agent logs in its sandbox", to=(AgentSpec, "verbosity")
     )
     metrics_port: str | None = row(
         None,

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from orchestrator.errors import ConfigError
 from orchestrator.settings.json_kinds import Words
-from orchestrator.settings.kinds import Choice, File, Flag, Number, Whole, forms, seconds
+from orchestrator.settings.kinds import Choice, File, Flag, Integer, Number, forms, seconds
 from orchestrator.settings.row import AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import AgentSpec, EndedName, MainLine
@@ -23,20 +23,20 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
 
     group_size: int = row(
         8,
-        Whole(1, 1024),
+        Integer(1, 1024),
         "rollouts per task, compared with each other",
         commands=("process", "serve", "export"),
         from_run=("demo", "export", "rescore"),
-        first_run=True,
+        first_run=("process", "serve"),
     )
     max_steps: int = row(
         12,
-        Whole(1, 10_000),
+        Integer(1, 10_000),
         "agent steps",
         commands=RUNS,
         to=(AgentSpec, "max_steps"),
         from_run=("demo",),
-        first_run=True,
+        first_run=RUNS,
     )
     max_cost: float | None = row(
         None,
@@ -54,7 +54,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
     )
     max_retries: int = row(
         2,
-        Whole(0, 100),
+        Integer(0, 100),
         "new attempts after a failure of the infrastructure",
         resume=Resume.FREE,
         commands=(*RUNS, "replay"),
@@ -75,7 +75,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
     )
     max_open_groups: int | None = row(
         None,
-        Whole(1, 100_000),
+        Integer(1, 100_000),
         "groups begun and not ended; auto: max_concurrent_sandboxes + 1, so that no sandbox idles while a group "
         "waits for its last rollouts. The price: finished rollouts stay in memory until their group ends, and "
         "in `serve` are of an older policy by then",
@@ -117,7 +117,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
     )
     max_staleness: int | None = row(
         None,
-        Whole(0, 1_000_000),
+        Integer(0, 1_000_000),
         "groups with a rollout that is more policy versions behind are dropped when they are whole",
         unset="none: the trainer decides",
     )
@@ -136,9 +136,9 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kept = self.group_policy.removeprefix("partial:")
-        if kept.isdecimal() and int(kept) > self.group_size:
+        least = self.group_policy.removeprefix("partial:")
+        if least.isdecimal() and int(least) > self.group_size:
             raise ConfigError(
-                f"env.group_policy: partial:{kept} asks for more rollouts than env.group_size "
+                f"env.group_policy: partial:{least} asks for more rollouts than env.group_size "
                 f"({self.group_size}) has"
             )

@@ -16,6 +16,7 @@ from orchestrator.rules.redact import shown
 from orchestrator.settings.kinds import Choice, Key, Kind
 
 AUTO = "auto"
+TASKS = "Tasks"
 ENDPOINT = "Endpoint"
 EVALUATION = "Evaluation"
 ATROPOS = "Atropos"  # Atropos' names: every command takes them; most have an effect in `serve` only
@@ -53,7 +54,7 @@ class Setting:
     `unset`: what None means, in words, for a setting that may be left open; None for the others. `resume`: None
     for options and keys. `commands`: those that take it. `from_run`: those that take it from the run they look at,
     if it is not given. `to`: a spec and the field of it that the value is copied to. `only_for`: the agents that
-    it has a meaning for. `first_run`: a first run needs it, so that `--help` shows it.
+    it has a meaning for. `first_run`: the commands whose short help shows it.
     """
 
     default: Any
@@ -67,7 +68,7 @@ class Setting:
     from_run: tuple[CommandName, ...] = ()
     to: tuple[type, str] | None = None
     only_for: Literal["smolagents", "program"] | None = None
-    first_run: bool = False
+    first_run: tuple[CommandName, ...] = ()
     section: str = ""
     name: str = ""
 
@@ -110,8 +111,8 @@ class Setting:
 
     def refusal(self, raw: object, label: str = "") -> str:
         """The error line for `raw`, given as `label`."""
-        given = "this one is not" if self.secret else f"not {shown(raw)}"
-        return f"{label or self.key}: must be {self.valid}; {given}"
+        value = "this one is not" if self.secret else f"not {shown(raw)}"
+        return f"{label or self.key}: must be {self.valid}; {value}"
 
     @property
     def unset_words(self) -> tuple[str, ...]:
@@ -125,17 +126,17 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Entry:
     """A value that was read, and the name of its place (a flag, a variable, a YAML key) for error texts."""
 
     value: Any
     label: str
 
 
-Layer = dict[str, Given]  # by the row's key
+Layer = dict[str, Entry]  # by the row's key
 
 
-def give(layer: Layer, row: Setting, raw: object, label: str) -> None:
+def put(layer: Layer, row: Setting, raw: object, label: str) -> None:
     """Adds a value to a layer. A setting given twice must have the same value. Raises ConfigError."""
     try:
         value = row.read(raw)
@@ -147,14 +148,14 @@ def give(layer: Layer, row: Setting, raw: object, label: str) -> None:
     if earlier is not None and earlier.value != value:
         twice = "is given twice" if earlier.label == label else f"and {earlier.label} are the same setting"
         raise ConfigError(f"{label} {twice}, with different values")
-    layer[row.key] = Given(value, label)
+    layer[row.key] = Entry(value, label)
 
 
-def nearest(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
-    """`; did you mean ...?`, or an empty text if no known name is that similar."""
+def nearest(name: str, names: Iterable[str], similarity: float = 0.6) -> str:
+    """`; did you mean ...?`, or an empty text if no name is that similar."""
     from difflib import get_close_matches
 
-    return "".join(f"; did you mean {match}?" for match in get_close_matches(name, list(known), 1, similarity))
+    return "".join(f"; did you mean {match}?" for match in get_close_matches(name, list(names), 1, similarity))
 
 
 def row(
@@ -169,7 +170,7 @@ def row(
     from_run: tuple[CommandName, ...] = (),
     to: tuple[type, str] | None = None,
     only_for: Literal["smolagents", "program"] | None = None,
-    first_run: bool = False,
+    first_run: tuple[CommandName, ...] = (),
     group: str = "",
 ) -> Any:
     """One row, as a field of a section; `Setting` says what the arguments are. With a default of None the setting

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from orchestrator.errors import ConfigError
 from orchestrator.settings.json_kinds import Options
-from orchestrator.settings.kinds import MAX_TOKENS, Choice, Flag, Number, Only, Text, Whole
+from orchestrator.settings.kinds import MAX_TOKENS, Choice, Flag, Integer, Number, Only, Text
 from orchestrator.settings.row import ATROPOS, AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import CallFormat, Limits, Sampling
@@ -28,7 +28,7 @@ class ReasoningSettings(Settings, group=ATROPOS, resume=Resume.FREE_DATA, comman
         unset="null",
     )
     max_reasoning_tokens: int | None = row(
-        None, Whole(1024, 32_000), "most tokens of reasoning to ask a hosted service for"
+        None, Integer(1024, 32_000), "most tokens of reasoning to ask a hosted service for"
     )
     custom_thinking_prompt: str | None = row(
         None,
@@ -57,18 +57,18 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
         1.0, Number(above=0, at_most=1), "nucleus sampling; 1: off", to=(Sampling, "top_p"), from_run=("demo",)
     )
     max_completion_tokens: int = row(
-        1024, Whole(1, MAX_TOKENS), "tokens of one completion", from_run=("demo",), first_run=True
+        1024, Integer(1, MAX_TOKENS), "tokens of one completion", from_run=("demo",), first_run=RUNS
     )
     max_token_length: int = row(
         16_384,
-        Whole(16, MAX_TOKENS),
+        Integer(16, MAX_TOKENS),
         "tokens of a whole rollout's line, prompts included",
         to=(Limits, "max_token_length"),
         from_run=("demo",),
     )
     seed: int | None = row(
         None,
-        Whole(0, 2**63 - 1),
+        Integer(0, 2**63 - 1),
         "each rollout's own seed is a hash of it, the task and the rollout's place",
         unset="none: drawn at the start and kept in run.json",
         from_run=("demo", "replay", "rescore"),
@@ -80,7 +80,7 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
         unset=AUTO,
         commands=(*RUNS, "doctor", "replay", "rescore", "export"),
         from_run=("replay", "export", "rescore"),
-        first_run=True,
+        first_run=RUNS,
     )
     token_source: Literal["auto", "exact", "retokenize"] = row(
         "auto",

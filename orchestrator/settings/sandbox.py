@@ -10,7 +10,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.launch.hardening import MEASURE_NAMES
 from orchestrator.launch.names import DEFAULT_IMAGE, is_path
 from orchestrator.settings.json_kinds import Words
-from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Number, Size, Text, Whole
+from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text
 from orchestrator.settings.row import AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import SandboxSpec
@@ -26,15 +26,15 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
 
     max_concurrent_sandboxes: int = row(
         8,
-        Whole(1, 10_000),
+        Integer(1, 10_000),
         "rollouts at a time; each has a sandbox of its own",
         also=("max_concurrent_processes",),
         commands=(*RUNS, "demo", "doctor", "replay"),
-        first_run=True,
+        first_run=RUNS,
     )
     warm_sandboxes: int | None = row(
         None,
-        Whole(0, 10_000),
+        Integer(0, 10_000),
         "sandboxes kept ready on top; auto: up to a quarter of max_concurrent_sandboxes",
         unset=AUTO,
     )
@@ -45,7 +45,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "code runs as you",
         resume=Resume.CONFIRM,
         commands=(*RUNS, "demo", "image check", "doctor", "replay", "cleanup"),
-        first_run=True,
+        first_run=RUNS,
     )
     cluster: Literal["none", "ray"] = row(
         "none",
@@ -84,7 +84,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     )
     sandbox_pids: int = row(
         128,
-        Whole(64, 4_194_304),
+        Integer(64, 4_194_304),
         "processes and threads",
         resume=Resume.SIZE,
         from_run=("replay",),
@@ -113,7 +113,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     )
     output_files: int = row(
         64,
-        Whole(0, 10_000),
+        Integer(0, 10_000),
         "most files to keep of those a rollout leaves in output/; 0: none",
         resume=Resume.SIZE,
     )

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.run.files import RUN_FILE, groups_file_of, read_run
 from orchestrator.run.proof import is_own
-from orchestrator.settings.row import Given, Layer, Resume, Setting, give
+from orchestrator.settings.row import Entry, Layer, Resume, Setting, put
 from orchestrator.settings.table import SECTIONS
 
 MODEL = "openai.model_name"
@@ -68,18 +68,18 @@ class SavedSettings:
         if self.own:
             return self
         rows = {row.key: row for row in SECTIONS["env"].rows().values()}
-        kept = {
+        settings = {
             key: value
             for key, value in self.env.items()
             if rows[key].resume is not Resume.FREE and key != GROUPS_PATH
         }
         unconfirmed = [
             (rows[key], saved.value)
-            for key, saved in kept.items()
+            for key, saved in settings.items()
             if _needs_consent(rows[key], saved.value) or _brings_images(key, saved.value, self.env)
         ]
         if self.groups is not None:
-            kept[GROUPS_PATH] = Given(self.groups, RUN_FILE)
+            settings[GROUPS_PATH] = Entry(self.groups, RUN_FILE)
             if not _is_inside(self.groups, self.directory):
                 unconfirmed.append((rows[GROUPS_PATH], self.groups.absolute()))
         addresses = [server[ADDRESS].value for server in self.servers if ADDRESS in server and not servers_given]
@@ -94,18 +94,18 @@ class SavedSettings:
                 "what is contacted, what code runs, how it is confined and what files are written is not taken "
                 f"from it; if you trust it, add: {' '.join(flags)}"
             )
-        return replace(self, env=kept)
+        return replace(self, env=settings)
 
-    def below(self, env: Layer) -> Layer:
+    def continued_with(self, env: Layer) -> Layer:
         """The given `env` settings, and the run's where none is given. Raises ConfigError for a given one that
         would change the data."""
         for row in SECTIONS["env"].rows().values():
-            given, saved = env.get(row.key), self.env.get(row.key)
-            if given is None or saved is None or row.resume is None or not row.resume.stays:
+            entry, saved = env.get(row.key), self.env.get(row.key)
+            if entry is None or saved is None or row.resume is None or not row.resume.stays:
                 continue
-            if _absolute(given.value) != _absolute(saved.value):
+            if _absolute(entry.value) != _absolute(saved.value):
                 raise ConfigError(
-                    f"{given.label}: the run in {self.directory} has {_short(saved.value)}, and a run is "
+                    f"{entry.label}: the run in {self.directory} has {_short(saved.value)}, and a run is "
                     "continued as it began; leave this out, or start a new run"
                 )
         return self.env | env
@@ -113,18 +113,18 @@ class SavedSettings:
     def for_command(self, command: str, env: Layer) -> Layer:
         """The given `env` settings, and where none is given the run's whose rows name this command. Raises
         ConfigError if the run names code, files of the operator's, or large sizes that are not given again."""
-        kept: Layer = {}
+        settings: Layer = {}
         for row in SECTIONS["env"].rows().values():
             saved = self.env.get(row.key)
             if saved is None or command not in row.from_run:
                 continue
-            kept[row.key] = saved
+            settings[row.key] = saved
             if row.key not in env and self._is_refused(row, saved.value, command, env):
                 raise ConfigError(
-                    f"the run in {self.directory} has {row.key} {_short(saved.value)}: say --{row.key} yourself, "
-                    "that one or another; a recording decides neither what code is called nor who is asked"
+                    f"the run in {self.directory} has {row.key} {_short(saved.value)}: give --{row.key} "
+                    "yourself, with this value or another; a recorded run chooses neither code nor services"
                 )
-        return kept | env
+        return settings | env
 
     def _is_refused(self, row: Setting, value: object, command: str, env: Layer) -> bool:
         """Whether a command does not take this value from the run. Of the user's own run it takes large sizes and
@@ -136,12 +136,12 @@ class SavedSettings:
 
     def demand_models(self, servers: Sequence[Layer]) -> None:
         """Raises ConfigError unless the models are the run's. The servers' addresses may differ."""
-        usual = Given(SECTIONS["openai"].rows()["model_name"].default, MODEL)
-        saved, given = ({server.get(MODEL, usual).value for server in some} for some in (self.servers, servers))
-        if saved != given:
+        usual = Entry(SECTIONS["openai"].rows()["model_name"].default, MODEL)
+        saved, models = ({server.get(MODEL, usual).value for server in some} for some in (self.servers, servers))
+        if saved != models:
             raise ConfigError(
                 f"{MODEL}: the run in {self.directory} samples from {', '.join(sorted(saved))}, not from "
-                f"{', '.join(sorted(given))}; start a new run for another model"
+                f"{', '.join(sorted(models))}; start a new run for another model"
             )
 
 
@@ -192,7 +192,7 @@ def _layer(section: str, values: Mapping[str, Any], where: str) -> Layer:
             raise ConfigError(f"{where}{section}.{name} is unknown here: another version made this run")
         if rows[name].secret or (isinstance(raw, str) and _KEY_MARK in raw):
             continue  # run.json holds no keys; they have to be given again
-        give(layer, rows[name], raw, f"{where}{section}.{name}")
+        put(layer, rows[name], raw, f"{where}{section}.{name}")
     return layer
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from orchestrator.errors import ConfigError
 from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.settings.json_kinds import Table
-from orchestrator.settings.kinds import MAX_TOKENS, OBJECT, URL, Flag, Number, Text, Whole, forms, seconds
+from orchestrator.settings.kinds import MAX_TOKENS, OBJECT, URL, Flag, Integer, Number, Text, forms, seconds
 from orchestrator.settings.row import RUNS, Resume, row
 from orchestrator.settings.section import Settings
 
@@ -30,7 +30,7 @@ class ScoringSettings(Settings, group="Scoring", resume=Resume.DATA, commands=(*
         "how answers are scored; correctness: 1 for the right answer, else 0",
         resume=Resume.CODE,
         from_run=("demo", "replay", "rescore"),
-        first_run=True,
+        first_run=RUNS,
     )
     combined_weights: Mapping[str, float] | None = row(
         None,
@@ -52,7 +52,7 @@ class ScoringSettings(Settings, group="Scoring", resume=Resume.DATA, commands=(*
         None, Text("a name", "NAME"), "the model that judges", from_run=("rescore",)
     )
     judge_max_tokens: int = row(
-        1024, Whole(16, MAX_TOKENS), "tokens of one reply of the judge", from_run=("rescore",)
+        1024, Integer(16, MAX_TOKENS), "tokens of one reply of the judge", from_run=("rescore",)
     )
     length_penalty_weight: float = row(
         0.1, Number(at_least=0), "weight of the length penalty", from_run=("replay", "rescore")

@@ -38,7 +38,7 @@ class Settings:
         for name, field in vars(cls).items():
             if isinstance(field, Field):
                 row: Setting = field.metadata["row"]
-                whole = replace(
+                complete = replace(
                     row,
                     section=section,
                     name=name,
@@ -46,7 +46,7 @@ class Settings:
                     resume=row.resume or resume,
                     commands=row.commands or commands,
                 )
-                field.metadata = MappingProxyType({"row": whole})
+                field.metadata = MappingProxyType({"row": complete})
 
     def __post_init__(self) -> None:
         for name, row in self.rows().items():
@@ -91,5 +91,5 @@ def _plain(value: object, secrets: tuple[Secret, ...]) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(item, secrets) for name, item in value.items()}
     if isinstance(value, ManagedAgent):
-        return _plain(value.given(), secrets)
+        return _plain(value.as_setting(), secrets)
     return redact(str(value), *secrets)

@@ -20,9 +20,10 @@ from orchestrator.rules.redact import Secret, shown
 from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.flags import CONFIG_FILE, dotted_flags, parse
-from orchestrator.settings.row import Layer, give, nearest
+from orchestrator.settings.row import Layer, nearest, put
 from orchestrator.settings.saved import MODEL, SavedSettings
 from orchestrator.settings.table import JUDGE_KEY, SECTIONS, TAVILY_KEY, EnvSettings, section_rows
+from orchestrator.tasks.base import Source
 
 OPENAI_KEY = OpenAISettings.rows()["api_key"]
 _KEYS = (("OPENAI_API_KEY", OPENAI_KEY), ("TAVILY_API_KEY", TAVILY_KEY), ("JUDGE_API_KEY", JUDGE_KEY))
@@ -41,21 +42,28 @@ def load_config(
 
     `argv`: flags without a command. Raises ConfigError: one line, without keys.
     """
-    given = parse(argv or (), dotted_flags())
-    called: Layer = {}
-    _give_section(called, "env", env or {}, "")
+    flags = parse(argv or (), dotted_flags())
+    arguments: Layer = {}
+    _put_section(arguments, "env", env or {}, "")
     if tavily_api_key:
-        give(called, TAVILY_KEY, tavily_api_key, TAVILY_KEY.key)
+        put(arguments, TAVILY_KEY, tavily_api_key, TAVILY_KEY.key)
     servers = None
     if isinstance(openai, Mapping):
-        _give_section(called, "openai", openai, "")
+        _put_section(arguments, "openai", openai, "")
     elif openai is not None:
         servers = _servers(list(openai), "")
-    return resolve(given | called, environ=environ, cwd=cwd, servers=servers)
+    return resolve(flags | arguments, environ=environ, cwd=cwd, servers=servers)
+
+
+def load_tasks(config: Config) -> Source:
+    """The tasks that a program's settings name: `env.dataset` without what is held out. Raises ConfigError."""
+    from orchestrator.tasks.demand import tasks_to_train
+
+    return tasks_to_train(config.env)
 
 
 def resolve(
-    given: Layer,
+    flags: Layer,
     *,
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
@@ -63,18 +71,18 @@ def resolve(
     run: Path | None = None,
     command: str = "replay",
 ) -> Config:
-    """The configuration: what was given, else environment, YAML, the run, defaults, in this order. `run`: the
+    """The configuration: `flags`, else environment, YAML, the run, defaults, in this order. `run`: the
     run directory that `command` takes settings from. Raises ConfigError."""
     cwd = cwd or _current_directory()
     surroundings = _environment(_with_dotenv(os.environ if environ is None else environ, cwd))
-    config_file = given.get(CONFIG_FILE.key)
+    config_file = flags.get(CONFIG_FILE.key)
     file_env, file_servers = _read_yaml(cwd / config_file.value) if config_file else ({}, [{}])
-    layers = surroundings | given
+    layers = surroundings | flags
     env, servers = file_env | layers, file_servers if servers is None else servers
     resume = env.get("env.resume")
     if resume is not None and resume.value is not None:
         saved = SavedSettings.read(cwd / resume.value).for_resume(env, servers_given=servers != [{}])
-        env = saved.below(env)
+        env = saved.continued_with(env)
         servers = _with_flags(saved.servers if servers == [{}] else servers, layers)
         saved.demand_models(servers)
     else:
@@ -96,20 +104,20 @@ def _current_directory() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise ConfigError(f"the current directory is gone ({error.strerror}): go to one that is there") from None
+        raise ConfigError(f"the current directory is gone ({error.strerror}): change to one that exists") from None
 
 
 def _with_flags(servers: Sequence[Layer], layers: Layer) -> list[Layer]:
     """Puts flags and environment over a single server. Several servers only get a key where they have none."""
     if len(servers) == 1:
         return [servers[0] | layers]
-    openai = {key: given for key, given in layers.items() if key.startswith("openai.")}
+    openai = {key: entry for key, entry in layers.items() if key.startswith("openai.")}
     key = openai.get(OPENAI_KEY.key)
     if key is not None and key.label == "OPENAI_API_KEY":
         del openai[OPENAI_KEY.key]
         servers = [{OPENAI_KEY.key: key} | server for server in servers]
-    for given in openai.values():
-        raise ConfigError(f"{given.label}: there are {len(servers)} servers; set it for each of them instead")
+    for entry in openai.values():
+        raise ConfigError(f"{entry.label}: there are {len(servers)} servers; set it for each of them instead")
     return list(servers)
 
 
@@ -128,10 +136,10 @@ def _environment(environ: Mapping[str, str]) -> Layer:
                 continue
             if name not in rows:
                 raise ConfigError(f"unknown environment variable {name}{nearest(name, rows)}")
-            give(layer, rows[name], raw, name)
+            put(layer, rows[name], raw, name)
     for name, row in _KEYS:
         if row.key not in layer:
-            give(layer, row, environ.get(name), name)
+            put(layer, row, environ.get(name), name)
     return layer
 
 
@@ -161,9 +169,7 @@ def _read_yaml(path: Path) -> tuple[Layer, list[Layer]]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {_reason(error)}") from None
     except (ValueError, LookupError, AttributeError, OverflowError):  # the error's own text would quote the file
-        raise ConfigError(
-            f"cannot read {path}: a date or number in it is none; put it in quotes if it is text"
-        ) from None
+        raise ConfigError(f"cannot read {path}: it holds an invalid date or number; put text in quotes") from None
     document = {} if document is None else document
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: must hold the keys env and openai")
@@ -171,7 +177,7 @@ def _read_yaml(path: Path) -> tuple[Layer, list[Layer]]:
         if key not in SECTIONS:
             raise ConfigError(f"{path}: unknown key {shown(key)}{nearest(shown(key), SECTIONS, 0.3)}")
     env: Layer = {}
-    _give_section(env, "env", document.get("env"), f"{path}: ")
+    _put_section(env, "env", document.get("env"), f"{path}: ")
     openai = document.get("openai")
     return env, _servers(openai if isinstance(openai, list) else [openai], f"{path}: ")
 
@@ -182,11 +188,11 @@ def _servers(servers: list[Any], where: str) -> list[Layer]:
     layers: list[Layer] = []
     for server in servers:
         layers.append({})
-        _give_section(layers[-1], "openai", server, where)
+        _put_section(layers[-1], "openai", server, where)
     return layers
 
 
-def _give_section(layer: Layer, section: str, values: object, where: str) -> None:
+def _put_section(layer: Layer, section: str, values: object, where: str) -> None:
     """Adds the settings of one section to a layer. `where`: the beginning of error texts."""
     if values is None:
         return
@@ -195,9 +201,9 @@ def _give_section(layer: Layer, section: str, values: object, where: str) -> Non
     rows = section_rows(section)
     for name, raw in values.items():
         if name not in rows:
-            told = shown(name)[1:-1] if isinstance(name, str) else shown(name)
-            raise ConfigError(f"{where}unknown key {section}.{told}{nearest(told, rows)}")
-        give(layer, rows[name], raw, f"{where}{section}.{name}")
+            key = shown(name)[1:-1] if isinstance(name, str) else shown(name)
+            raise ConfigError(f"{where}unknown key {section}.{key}{nearest(key, rows)}")
+        put(layer, rows[name], raw, f"{where}{section}.{name}")
 
 
 def _reason(error: Exception) -> str:

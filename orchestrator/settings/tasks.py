@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.settings.json_kinds import Table, Texts
-from orchestrator.settings.kinds import NAME, OBJECT, File, Text, Whole, forms
-from orchestrator.settings.row import RUNS, Resume, row
+from orchestrator.settings.kinds import NAME, OBJECT, File, Integer, Text, forms
+from orchestrator.settings.row import RUNS, TASKS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.tasks.base import COLUMNS
 
@@ -18,7 +18,7 @@ _EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TaskSettings(Settings, group="Tasks", resume=Resume.DATA, commands=RUNS):
+class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
     """Which tasks there are, and which of them are taken."""
 
     dataset: str = row(
@@ -31,7 +31,7 @@ class TaskSettings(Settings, group="Tasks", resume=Resume.DATA, commands=RUNS):
         resume=Resume.CODE,
         commands=(*RUNS, "replay", "rescore"),
         from_run=("replay", "rescore"),
-        first_run=True,
+        first_run=RUNS,
     )
     dataset_path: Path = row(
         Path("data/gaia"),
@@ -53,6 +53,7 @@ class TaskSettings(Settings, group="Tasks", resume=Resume.DATA, commands=RUNS):
         "the part for `evaluate`; `process` and `serve` then leave it out. hash: a share of env.split, by task_id",
         unset="none: nothing is held out, all of env.split is evaluated",
         from_run=("replay", "rescore"),
+        first_run=("evaluate", "serve"),
     )
     columns: Mapping[str, str] | None = row(
         None,
@@ -67,17 +68,19 @@ class TaskSettings(Settings, group="Tasks", resume=Resume.DATA, commands=RUNS):
     )
     shuffle_seed: int | None = row(
         None,
-        Whole(0, 2**63 - 1),
+        Integer(0, 2**63 - 1),
         "shuffles the tasks; the same seed gives the same order",
         unset="none: as they come",
     )
-    max_tasks: int | None = row(None, Whole(1), "no more tasks than these", unset="none: all of them")
+    max_tasks: int | None = row(
+        None, Integer(1), "no more tasks than these", unset="none: all of them", first_run=("evaluate",)
+    )
     total_steps: int = row(
         -1,
-        Whole(1, special=(-1,)),
+        Integer(1, special=(-1,)),
         "groups to make (`evaluate`: tasks); -1: every task once (`serve`: without end); if there are fewer "
         "tasks, they come again with new seeds (`evaluate`: each once)",
         resume=Resume.FREE_DATA,
         commands=(*RUNS, "demo"),
-        first_run=True,
+        first_run=("process",),
     )

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from orchestrator.settings.json_kinds import Texts
-from orchestrator.settings.kinds import URL, Flag, Text, Whole, seconds
+from orchestrator.settings.kinds import URL, Flag, Integer, Text, seconds
 from orchestrator.settings.row import RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
@@ -21,7 +21,7 @@ class ToolSettings(Settings, group="Web tools", resume=Resume.DATA, commands=RUN
     tool_timeout: float = row(30.0, seconds(at_least=1), "one call of web_search or visit_page, retries included")
     max_concurrent_tool_calls: int = row(
         16,
-        Whole(1, 10_000),
+        Integer(1, 10_000),
         "calls of web tools at a time over all rollouts, and as many of host tools",
         resume=Resume.FREE,
     )

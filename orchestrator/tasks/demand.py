@@ -16,20 +16,14 @@ from orchestrator.tasks.split import Parts, evaluation_parts, held_share, traini
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.tasks import TaskSettings
 
 _MAX_HELD = 10_000  # bad tasks before the first good one that are kept for the first reading
 _LONGEST_S = 2.0  # of looking for a held-out task
 _MAX_SHOWN = 8
 
 
-def load_tasks(config: Config) -> Source:
-    """The tasks that a program's settings name: `env.dataset` without what is held out. Raises ConfigError."""
-    return tasks_to_train(config.env)
-
-
-def tasks_to_train(env: EnvSettings) -> Source:
+def tasks_to_train(env: TaskSettings) -> Source:
     """`training_tasks`, at least one of them good. Raises ConfigError, also where nothing is held out as asked."""
     parts = training_parts(env)
     source = _stocked(env, parts, "leaves none")
@@ -42,12 +36,12 @@ def tasks_to_train(env: EnvSettings) -> Source:
     return source
 
 
-def tasks_to_evaluate(env: EnvSettings) -> Source:
+def tasks_to_evaluate(env: TaskSettings) -> Source:
     """`evaluation_tasks`, at least one of them good. Raises ConfigError."""
     return _stocked(env, evaluation_parts(env), "holds out none")
 
 
-def _stocked(env: EnvSettings, parts: Parts, lack: str) -> Source:
+def _stocked(env: TaskSettings, parts: Parts, lack: str) -> Source:
     """The selected tasks. What was read to find one is not read again by its first reader. `lack`: what a share
     does that gives no task."""
     source = parts.selected
@@ -68,7 +62,7 @@ def _stocked(env: EnvSettings, parts: Parts, lack: str) -> Source:
     return Source(source.name, read, source.size)
 
 
-def _demand_all_names(env: EnvSettings, source: Source) -> None:
+def _demand_all_names(env: TaskSettings, source: Source) -> None:
     """Raises ConfigError if a level or tag that is asked for beside others is no task's, as far as is known after
     a while."""
     levels, tags, ends = set(env.levels), set(env.tags), time.monotonic() + _LONGEST_S
@@ -96,7 +90,7 @@ def _holds_nothing(source: Source, share: float) -> bool:
     return True
 
 
-def _reason(env: EnvSettings, parts: Parts, lack: str) -> str:
+def _reason(env: TaskSettings, parts: Parts, lack: str) -> str:
     """Why there is no task; all are read for it."""
     name, good, first_bad, bad = parts.selected.name, 0, None, 0
     levels, tags = Counter[str](), Counter[str]()

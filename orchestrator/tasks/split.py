@@ -19,7 +19,7 @@ from orchestrator.tasks.selection import held_out, select
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
-    from orchestrator.settings.table import EnvSettings
+    from orchestrator.settings.tasks import TaskSettings
 
 _HASH = "hash:"
 _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
@@ -34,14 +34,14 @@ class Parts(NamedTuple):
     selected: Source
 
 
-def training_parts(env: EnvSettings) -> Parts:
+def training_parts(env: TaskSettings) -> Parts:
     """Of `env.split`, without what is held out. Raises ConfigError."""
     if env.eval_split is not None and held_share(env) is None:
         _other_split(env.dataset, env.split, env.eval_split)
     return _parts(env, env.dataset, env.split, evaluation=False)
 
 
-def evaluation_parts(env: EnvSettings) -> Parts:
+def evaluation_parts(env: TaskSettings) -> Parts:
     """Of the split that is held out, or of `env.split`. Raises ConfigError."""
     if env.eval_split is None or held_share(env) is not None:
         return _parts(env, env.dataset, env.split, evaluation=True)
@@ -49,7 +49,7 @@ def evaluation_parts(env: EnvSettings) -> Parts:
     return _parts(env, dataset, env.eval_split, evaluation=True)
 
 
-def training_tasks(env: EnvSettings) -> Source:
+def training_tasks(env: TaskSettings) -> Source:
     """The tasks of `env.split` that are not held out, selected by the settings. Raises ConfigError.
 
     The same settings give the same tasks at the same places, so a resumed run knows its tasks by their places.
@@ -57,23 +57,23 @@ def training_tasks(env: EnvSettings) -> Source:
     return training_parts(env).selected
 
 
-def evaluation_tasks(env: EnvSettings) -> Source:
+def evaluation_tasks(env: TaskSettings) -> Source:
     """The held-out tasks, or all of `env.split` if none are; selected by the settings. Raises ConfigError."""
     return evaluation_parts(env).selected
 
 
-def tasks_of(env: EnvSettings, run: Mapping[str, Any]) -> Source:
+def tasks_of(env: TaskSettings, run: Mapping[str, Any]) -> Source:
     """The tasks that a run chose from, by its run.json: held-out ones for `evaluate`. Raises ConfigError."""
     return evaluation_tasks(env) if run.get("command") == "evaluate" else training_tasks(env)
 
 
-def held_share(env: EnvSettings) -> float | None:
+def held_share(env: TaskSettings) -> float | None:
     """The share that `env.eval_split` holds out by hash; None: it does not."""
     text = env.eval_split or ""
     return float(text.removeprefix(_HASH)) if text.startswith(_HASH) else None
 
 
-def _parts(env: EnvSettings, dataset: str, split: str, *, evaluation: bool) -> Parts:
+def _parts(env: TaskSettings, dataset: str, split: str, *, evaluation: bool) -> Parts:
     """Filters, shuffles and cuts after the hold-out, so that `env.max_tasks` counts what is left."""
     full = open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
     share = held_share(env)

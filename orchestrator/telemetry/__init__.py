@@ -16,13 +16,14 @@ from orchestrator.rules.observer import Listener, Observer
 from orchestrator.rules.text import one_line
 
 if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
+    from orchestrator.settings.output import OutputSettings
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 async def open_watchers(
-    config: Config,
+    settings: OutputSettings,
+    model: str,
     hosts: Callable[[], Hosts | None],
     stack: AsyncExitStack,
     observer: Observer,
@@ -32,21 +33,21 @@ async def open_watchers(
     `environ`: where OpenTelemetry's own variables are. Raises EnvironmentUnusable, ConfigError."""
     watchers: list[Listener] = []
     say = observer.say
-    if config.env.metrics_port is not None:
+    if settings.metrics_port is not None:
         from orchestrator.telemetry.metrics import serving_metrics
 
-        metrics, url = await stack.enter_async_context(serving_metrics(config.env.metrics_port, hosts))
+        metrics, url = await stack.enter_async_context(serving_metrics(settings.metrics_port, hosts))
         say(f"metrics: {url}")
         watchers.append(metrics)
-    if config.env.view_port is not None:
+    if settings.view_port is not None:
         if observer.run_path is None:
             raise ConfigError("env.view_port: the page shows the record; set env.run_dir too")
         from orchestrator.telemetry.live_page import live_page
 
-        page = live_page(config.env.view_port, observer.run_path, observer, hosts)
+        page = live_page(settings.view_port, observer.run_path, observer, hosts)
         say(f"live page: {await stack.enter_async_context(page)}")
     if _traces(os.environ if environ is None else environ):
-        watchers.append(await _tracing(config.openai[0].model_name, hosts, stack, say))
+        watchers.append(await _tracing(model, hosts, stack, say))
     return watchers
 
 

@@ -120,8 +120,8 @@ class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
         name = _name_in(task)
         if name is None:
             raise ConfigError(
-                f"task: {type(task).__name__} is none; give a Task, a task's id or question, or a conversation "
-                "that ends with one of them"
+                f"task: a {type(task).__name__} names no task; give a Task, a task's id or question, or a "
+                "conversation that ends with one of them"
             )
         match = self._tasks.get(name.strip())
         if match is None:

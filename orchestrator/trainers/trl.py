@@ -100,7 +100,7 @@ class Prompts:
             self._by_question.setdefault(task.question, []).append(task)
 
     def task(self, prompt: Any) -> Task:
-        """Raises ConfigError for a prompt that is none of the tasks, or one of several."""
+        """Raises ConfigError for a prompt that matches no task, or several."""
         last = prompt[-1] if isinstance(prompt, list) and prompt else {"content": prompt}
         named, text = (last.get("task_id"), last.get("content")) if isinstance(last, Mapping) else (None, None)
         if named is not None:
@@ -110,7 +110,7 @@ class Prompts:
         tasks = self._by_question.get(text, []) if isinstance(text, str) else []
         if not tasks:
             raise ConfigError(
-                f"a prompt is none of the tasks: {_shown(text)}; give rollout_func all tasks, and make the "
+                f"a prompt matches no task: {_shown(text)}; give rollout_func all tasks, and make the "
                 "trainer's dataset with orchestrator.trainers.trl.dataset(tasks)"
             )
         if len(tasks) > 1:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.completion.endpoints import endpoint
 from orchestrator.completion.http import HttpClient
 from orchestrator.errors import ConfigError, RecordError, RunUnhealthy
+from orchestrator.host.needs import completion_needs
 from orchestrator.run.rows import Row
 from orchestrator.trainers.trl import LogprobsMode, Prompts, demand_agreement, demand_ids, trained_score
 from orchestrator.types import BadTask, Group, Message, Task
@@ -144,7 +145,7 @@ class RolloutWorker:
         if policy.served.model is None:  # at once, as TRL lets the server go on before it says so
             await policy.serve(str(version))
         # A server with adapters that is asked by the base model's name serves the base, and nobody would notice.
-        client = HttpClient(endpoint(config.env, config.openai[0]))
+        client = HttpClient(endpoint(completion_needs(config), config.openai[0]))
         try:
             listed = await client.get("/v1/models", timeout_s=ASK_S)
         finally:

@@ -28,7 +28,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from orchestrator.completion.base import CompletionRequest, Ids
 from orchestrator.completion.retry import Retryable
-from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.sampled import RawSample
 from orchestrator.completion.statuses import is_context_length
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.sync import SyncOrchestrator
@@ -143,7 +143,7 @@ class _Sample:
     rollouts: list[_Key] = field(default_factory=list)  # its attempts
     _begun: list[Ids] = field(default_factory=list)  # the prompts with which lines began
 
-    async def sampled(self, request: CompletionRequest) -> Sampled:
+    async def sampled(self, request: CompletionRequest) -> RawSample:
         """Raises Retryable, ContextLengthError, CompletionError."""
         prompt = request.prompt_ids
         assert prompt is not None
@@ -270,7 +270,7 @@ class _Worker(Listener):
         self._of_rollout[key] = sample
         sample.rollouts.append(key)
 
-    async def _sampled(self, request: CompletionRequest) -> Sampled:
+    async def _sampled(self, request: CompletionRequest) -> RawSample:
         return await self._of_rollout[_key(request.rollout_id, request.sampling)].sampled(request)
 
 

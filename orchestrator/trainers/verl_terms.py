@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.sampled import UNTOLD, Sampled
+from orchestrator.completion.sampled import UNTOLD, RawSample
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.vllm import sampling_params
 from orchestrator.errors import ConfigError
@@ -180,10 +180,10 @@ def parameters_of(request: CompletionRequest, max_tokens: int, server: str) -> d
     return {**parameters, "logprobs": is_raw(request.sampling)}
 
 
-def sampled_of(output: TokenOutput, sampling: Sampling) -> Sampled:
+def sampled_of(output: TokenOutput, sampling: Sampling) -> RawSample:
     """The answer of verl's servers. "completed" is a stop or a length."""
     ids, reason = list(output.token_ids), output.stop_reason
-    return Sampled(
+    return RawSample(
         ids=ids,
         logprobs=list(output.log_probs or ()) if is_raw(sampling) else None,
         finish_reason="" if reason in (None, "completed") else str(reason),

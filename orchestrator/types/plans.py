@@ -43,7 +43,7 @@ class ManagedAgent:
     max_steps: int | None = None
     kind: AgentKind | None = None
 
-    def given(self) -> dict[str, Any]:
+    def as_setting(self) -> dict[str, Any]:
         """The settings as an operator writes them."""
         named = {"tools": self.tools, "max_steps": self.max_steps, "agent": self.kind}
         optional = {key: value for key, value in named.items() if value is not None}

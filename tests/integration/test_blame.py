@@ -17,7 +17,7 @@ from orchestrator.completion.base import Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.types import CompletionKind, Message
 from tests.fakes.inference import Fault, Reply, ScriptedServer, by_task
 from tests.fakes.plans import TALK, a_plan
@@ -228,11 +228,13 @@ async def test_a_conversation_that_only_the_policy_made_unrenderable_is_its_own_
         completer = await connect(Endpoint(server.base_url, server.model.name), tokenizer, tokens="exact")
         try:
             lease = Lease(a_plan(), completer, tokenizer, {})
-            assert (await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")).completion is not None
+            assert (
+                await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"1")
+            ).completion is not None
             template = NO_EMPTY_TURNS if refuses == "empty turns" else "{{ raise_exception('no') }}"
             tokenizer._tokenizer.chat_template = template
             another = (TALK[0], Message("user", "Go on."), Message("assistant", ""), Message("user", "Well?"))
-            reply = await lease.complete(Asked(2, CompletionKind.ACTION, another), b"2")
+            reply = await lease.complete(AgentRequest(2, CompletionKind.ACTION, another), b"2")
             assert reply.ended == ("no_answer" if refuses == "empty turns" else "record_error")
             assert len(lease.turns) == 1
         finally:

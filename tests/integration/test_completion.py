@@ -21,7 +21,7 @@ from orchestrator.completion.trajectory import trajectory
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.backoff import Backoff
 from orchestrator.types import CompletionKind, Message, Record, Sampling
 from tests.fakes.inference import CLUMSY, Call, Fault, Reply, ScriptedServer, Served, always, by_task
@@ -336,7 +336,7 @@ async def _play(lease: Lease, turns: int) -> None:
     """The conversation as smolagents would lead it."""
     talk: tuple[Message, ...] = TALK
     for sequence in range(1, turns + 1):
-        reply = await lease.complete(Asked(sequence, CompletionKind.ACTION, talk), str(sequence).encode())
+        reply = await lease.complete(AgentRequest(sequence, CompletionKind.ACTION, talk), str(sequence).encode())
         assert reply.completion is not None
         said = reply.completion.visible
         if said and not said.strip().endswith("</code>"):
@@ -358,11 +358,13 @@ async def test_a_line_that_is_full_ends_the_rollout_before_the_call(tokenizer: H
                 tokenizer,
                 {},
             )
-            first = await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
+            first = await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"1")
             assert first.completion is not None
             assert len(first.completion.tokens_T or ()) <= 10
             longer = (*TALK, Message("assistant", "nothing of the kind" * 5), Message("user", "go on"))
-            assert (await lease.complete(Asked(2, CompletionKind.ACTION, longer), b"2")).ended == "context_length"
+            assert (
+                await lease.complete(AgentRequest(2, CompletionKind.ACTION, longer), b"2")
+            ).ended == "context_length"
             assert len(server.log.completions) == 1
 
 

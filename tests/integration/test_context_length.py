@@ -17,7 +17,7 @@ from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.statuses import is_context_length
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.outcome import Refused
 from orchestrator.types import CompletionKind, Message
 from tests.fakes.inference import ScriptedServer, always
@@ -55,7 +55,9 @@ async def a_rollout(
 async def turns(lease: Lease, count: int) -> None:
     talks = (TALK, OBSERVED)
     for sequence in range(1, count + 1):
-        await lease.complete(Asked(sequence, CompletionKind.ACTION, talks[sequence - 1]), str(sequence).encode())
+        await lease.complete(
+            AgentRequest(sequence, CompletionKind.ACTION, talks[sequence - 1]), str(sequence).encode()
+        )
 
 
 @pytest.fixture(params=[1, 2], ids=["first prompt", "after an observation"])
@@ -99,7 +101,7 @@ async def test_a_server_that_holds_less_after_a_restart_is_no_lack_of_an_answer(
     async with a_rollout(name, 4096, tokenizer) as (lease, server):
         await turns(lease, number - 1)
         server.model.context_length = prompt
-        await lease.complete(Asked(number, CompletionKind.ACTION, (TALK, OBSERVED)[number - 1]), b"last")
+        await lease.complete(AgentRequest(number, CompletionKind.ACTION, (TALK, OBSERVED)[number - 1]), b"last")
         ended = await lease.ended()
         assert isinstance(ended, Refused)
         assert ended.name == "context_length", ended.detail
@@ -112,7 +114,7 @@ async def test_a_completion_that_llamacpp_cut_for_its_context_ends_the_rollout_b
     async with a_rollout("llamacpp", 4096, tokenizer) as (lease, server):
         await turns(lease, number - 1)
         server.model.context_length = prompt + 3
-        await lease.complete(Asked(number, CompletionKind.ACTION, (TALK, OBSERVED)[number - 1]), b"last")
+        await lease.complete(AgentRequest(number, CompletionKind.ACTION, (TALK, OBSERVED)[number - 1]), b"last")
         ended = await lease.ended()
         assert isinstance(ended, Refused)
         assert ended.name == "context_length", ended.detail

@@ -22,7 +22,7 @@ from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.line import attempt_line
 from orchestrator.run.verify import CHECKS, Findings, check_group
@@ -146,10 +146,10 @@ class Episode:
         self.sequence += 1
         content = f"{self.sequence}".encode()
         times = self.draw.choice((1, 1, 1, 2, 3))
-        calls = [self.lease.complete(Asked(self.sequence, kind, messages), content) for _ in range(times)]
+        calls = [self.lease.complete(AgentRequest(self.sequence, kind, messages), content) for _ in range(times)]
         replies = await asyncio.gather(*calls)
         if self.draw.random() < 0.2:
-            replies.append(await self.lease.complete(Asked(self.sequence, kind, messages), content))
+            replies.append(await self.lease.complete(AgentRequest(self.sequence, kind, messages), content))
         assert all(reply is replies[0] for reply in replies)
         completion = replies[0].completion
         assert completion is not None, await self.lease.ended()

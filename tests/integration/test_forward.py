@@ -293,7 +293,7 @@ def test_a_run_made_of_text_has_nothing_to_compare(
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"torn"), "no whole safetensors file"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"torn"), "not a complete safetensors file"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "unheard-of"}'), "cannot be loaded"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "name it by --adapter"),
     ],

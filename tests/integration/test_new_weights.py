@@ -29,7 +29,7 @@ from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import CompletionError, CompletionTimeout
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.outcome import Refused
 from orchestrator.rules.policy import Policy
@@ -243,7 +243,7 @@ async def test_what_was_sampled_before_an_abort_is_no_free_draw_if_only_its_cont
 ) -> None:
     """The policy chose these tokens: a rollout that fails for them is not drawn again."""
     async with a_lease(tokenizer, Fault(kind, anywhere="6 times 7", calls=range(1, 100))) as (lease, server):
-        reply = await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
+        reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"1")
         assert reply.ended == "no_answer"
         ended = await lease.ended()
         assert isinstance(ended, Refused)
@@ -259,14 +259,14 @@ async def test_what_was_sampled_before_an_abort_is_no_free_draw_if_only_its_cont
 
 async def test_what_every_request_behind_an_abort_fails_on_is_the_endpoints(tokenizer: HubTokenizer) -> None:
     async with a_lease(tokenizer, Fault("500", calls=range(1, 100))) as (lease, _):
-        reply = await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
+        reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"1")
         assert (reply.ended, lease.turns) == ("llm_error", [])
 
 
 async def test_an_endpoint_that_comes_back_after_an_abort_goes_on_behind_it(tokenizer: HubTokenizer) -> None:
     """All attempts of the completion failed, the control is the first that is served again."""
     async with a_lease(tokenizer, Fault("500", calls=range(1, 5))) as (lease, server):
-        reply = await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
+        reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"1")
         assert reply.completion is not None
         assert reply.completion.text == TEXT
         server.truth = [

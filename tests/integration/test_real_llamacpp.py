@@ -21,7 +21,7 @@ from orchestrator.completion.startup import Patience, Wait
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked, Spoken
+from orchestrator.proxy.requests import AgentRequest, CallMessage
 from orchestrator.types import CompletionKind, Message, Record, Sampling, Wishes
 from tests.fakes.plans import a_plan, an_agent
 
@@ -60,7 +60,7 @@ def fetched() -> dict[str, str]:
 
 
 async def test_a_real_server_that_is_still_loading_is_waited_for_and_is_exact() -> None:
-    """Asked from its start on: connections are refused, then it says that it is loading, then it serves."""
+    """AgentRequest from its start on: connections are refused, then it says that it is loading, then it serves."""
     told = await asyncio.to_thread(fetched)
     tokenizer = await asyncio.to_thread(load_tokenizer, told["tokenizer"])
     with socket.socket() as free:
@@ -128,7 +128,7 @@ async def test_a_real_episode_is_one_line_that_the_server_s_cache_confirms(
         )
         talk = (Message("system", "You are a small model."), Message("user", task))
         for number in range(1, 5):
-            reply = await lease.complete(Asked(number, CompletionKind.ACTION, talk), str(number).encode())
+            reply = await lease.complete(AgentRequest(number, CompletionKind.ACTION, talk), str(number).encode())
             assert reply.completion is not None, await lease.ended()
             said = reply.completion.visible
             if said and not said.strip().endswith("</code>"):
@@ -189,16 +189,16 @@ async def test_a_demanded_call_is_held_to_its_schema(served: dict[str, str], see
         lease = Lease(plan, completer, tokenizer, {})
         talk: tuple[Message, ...] = (Message("user", "Is it warm in Rome?"),)
         wishes = Wishes((tool,), "required", "weather")
-        reply = await lease.complete(Asked(1, CompletionKind.ACTION, talk, wishes=wishes), b"1")
-        assert reply.said is not None, await lease.ended()
-        (call,) = reply.said.calls
+        reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, talk, wishes=wishes), b"1")
+        assert reply.parsed is not None, await lease.ended()
+        (call,) = reply.parsed.calls
         given = json.loads(call.arguments)
         assert call.name == "weather"
         assert given["city"] in ("Rome", "Bonn")
         assert isinstance(given["days"], int)
         assert len(given["note"]) <= 8
-        talk = (*talk, Spoken("assistant", "", (call,)), Spoken("tool", "21", call_id=call.id))
-        await lease.complete(Asked(2, CompletionKind.ACTION, talk, wishes=Wishes((tool,))), b"2")
+        talk = (*talk, CallMessage("assistant", "", (call,)), CallMessage("tool", "21", call_id=call.id))
+        await lease.complete(AgentRequest(2, CompletionKind.ACTION, talk, wishes=Wishes((tool,))), b"2")
     finally:
         await completer.aclose()
     assert [turn.segment for turn in lease.turns] == [0, 0]

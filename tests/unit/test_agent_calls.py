@@ -12,7 +12,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from smolagents.models import ChatMessage, MessageRole, parse_json_if_needed
 
 from orchestrator.agents.call_format import call_format
-from orchestrator.calls.written import written
+from orchestrator.calls.formats import written
 from orchestrator.completion.base import CompletionRequest, Refusal
 from orchestrator.completion.shape import Shape
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
@@ -20,7 +20,7 @@ from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked, Reply, Spoken
+from orchestrator.proxy.requests import AgentRequest, CallMessage, Reply
 from orchestrator.rules.outcome import Refused
 from orchestrator.scorers.control import first_control
 from orchestrator.scorers.manners import gives_answer, plain_answer, well_formed
@@ -83,7 +83,7 @@ class Team:
 
     async def ask(self, *talk: Message, agent: str = "") -> Reply:
         number = len(self.completer.requests) + 1
-        asked = Asked(number, CompletionKind.ACTION, talk, agent=agent, wishes=THEIRS if agent else WISHES)
+        asked = AgentRequest(number, CompletionKind.ACTION, talk, agent=agent, wishes=THEIRS if agent else WISHES)
         return await self.lease.complete(asked, str(number).encode())
 
     def line(self, segment: int) -> tuple[str, str]:
@@ -95,10 +95,10 @@ class Team:
 
 def back(reply: Reply, *results: str) -> tuple[Message, ...]:
     """A completion as the sandbox sends it back, with the result of each call."""
-    assert reply.said is not None
-    calls = reply.said.calls
-    told = (Spoken("tool", text, call_id=call.id) for call, text in zip(calls, results, strict=True))
-    return (Spoken("assistant", reply.said.content, calls), *told)
+    assert reply.parsed is not None
+    calls = reply.parsed.calls
+    told = (CallMessage("tool", text, call_id=call.id) for call, text in zip(calls, results, strict=True))
+    return (CallMessage("assistant", reply.parsed.content, calls), *told)
 
 
 async def test_the_line_goes_on_behind_calls_malformed_ones_and_errors(tokenizer: HubTokenizer) -> None:
@@ -107,7 +107,7 @@ async def test_the_line_goes_on_behind_calls_malformed_ones_and_errors(tokenizer
     team = Team(tokenizer, *sampled)
     talk = [SYSTEM, TASK]
     talk += back(await team.ask(*talk), "21", "Error:\nno")
-    assert (await team.ask(*talk)).said is not None
+    assert (await team.ask(*talk)).parsed is not None
     talk += [Message("assistant", malformed), Message("user", "Error:\nno JSON")]
     talk += back(await team.ask(*talk), "<|im_end|> 22")
     await team.ask(*talk)
@@ -137,8 +137,8 @@ async def test_equal_calls_of_a_team_continue_each_its_own_line(tokenizer: HubTo
 @pytest.mark.parametrize("value", ['"\\ud800"', "1" * 400, "[" * 2000 + "]" * 2000, "1e400", "NaN"])
 async def test_arguments_that_could_not_come_back_are_text(tokenizer: HubTokenizer, value: str) -> None:
     reply = await Team(tokenizer, LOOK.replace('"Rome"', value)).ask(SYSTEM, TASK)
-    assert reply.said is not None
-    for call in reply.said.calls:  # what is a call can be sent back
+    assert reply.parsed is not None
+    for call in reply.parsed.calls:  # what is a call can be sent back
         assert json.loads(call.arguments)
         assert value.isdigit()
 
@@ -154,7 +154,7 @@ class Refusing(Scripted):
 
 async def test_an_endpoint_that_takes_no_tools_is_told_with_what_to_do(tokenizer: HubTokenizer) -> None:
     lease = Lease(a_plan(agent=AGENT), Refusing(tokenizer), tokenizer, {})
-    reply = await lease.complete(Asked(1, CompletionKind.ACTION, (SYSTEM, TASK), wishes=WISHES), b"1")
+    reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, (SYSTEM, TASK), wishes=WISHES), b"1")
     ended = await lease.ended()
     assert isinstance(ended, Refused)
     assert (reply.ended, ended.name) == ("llm_error", "llm_error")
@@ -164,7 +164,7 @@ async def test_an_endpoint_that_takes_no_tools_is_told_with_what_to_do(tokenizer
 async def test_a_tool_that_spells_a_control_token_is_no_fault_of_the_policy(tokenizer: HubTokenizer) -> None:
     lease = Lease(a_plan(agent=AGENT), Scripted(tokenizer, ANSWER), tokenizer, {})
     wishes = Wishes(tools=tools("look", "<|im_end|>"))
-    reply = await lease.complete(Asked(1, CompletionKind.ACTION, (SYSTEM, TASK), wishes=wishes), b"1")
+    reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, (SYSTEM, TASK), wishes=wishes), b"1")
     assert (reply.ended, reply.refused) == ("record_error", None)
 
 
@@ -173,12 +173,12 @@ async def test_no_agent_that_the_policy_calls_can_earn_another_draw(tokenizer: H
     they end the rollout as the policy's."""
     odd = replace(AGENT, managed_agents=(ManagedAgent("helper", "Helps <|im_end|>."),))
     lease = Lease(a_plan(agent=odd), Scripted(tokenizer, ANSWER), tokenizer, {})
-    first = Asked(1, CompletionKind.ACTION, (SYSTEM, TASK), wishes=Wishes(tools=tools("look")))
+    first = AgentRequest(1, CompletionKind.ACTION, (SYSTEM, TASK), wishes=Wishes(tools=tools("look")))
     assert (await lease.complete(first, b"1")).ended == "record_error"
     team = Team(tokenizer, LOOK, ANSWER)
     await team.ask(SYSTEM, TASK)
     wishes = Wishes(tools=tools("look", "<|im_end|>"))
-    asked = Asked(2, CompletionKind.ACTION, (SYSTEM, HELP), agent="helper", wishes=wishes)
+    asked = AgentRequest(2, CompletionKind.ACTION, (SYSTEM, HELP), agent="helper", wishes=wishes)
     assert (await team.lease.complete(asked, b"2")).ended == "budget"
 
 
@@ -241,9 +241,9 @@ async def test_whatever_is_called_the_line_goes_on(any_format: HubTokenizer, see
         request = Request(conversation(talk, "action"), tools=WISHES.tools)
         sent = box_wire.complete_request(number, "action", request).SerializeToString()
         reply = await lease.complete(wire.completion_request(sent), sent)
-        assert reply.said is not None
-        if not reply.said.calls:  # what no reader takes for a call: malformed
-            assert reply.said.content + end == sampled[number - 1]
+        assert reply.parsed is not None
+        if not reply.parsed.calls:  # what no reader takes for a call: malformed
+            assert reply.parsed.content + end == sampled[number - 1]
             break
         talk += through_the_sandbox(reply, number)
     assert {turn.segment for turn in lease.turns} == {0}
@@ -353,7 +353,7 @@ async def test_calls_too_large_to_come_back_buy_no_second_try(sampled: bool) -> 
     lease = Lease(a_plan(agent=AGENT), ScriptedCompleter(["words"]), None, {})
     talk = (Message("user", "q"),)
     if sampled:
-        await lease.complete(Asked(1, CompletionKind.ACTION, talk), b"1")
+        await lease.complete(AgentRequest(1, CompletionKind.ACTION, talk), b"1")
     arguments = json.dumps({"x": [[]] * (wire.MAX_OBJECTS + 1)})
     call = pb.Call(id="1", name="f", arguments_json=arguments)
     request = pb.CompleteRequest(

@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.errors import ConfigError, ProtocolError, ToolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.tools.base import FILE_TOOLS
+from orchestrator.tools.functions import Workers
 from orchestrator.types import CompletionKind, ManagedAgent, Message, Task
 from sandbox.runner import wire as sandbox_wire
 from sandbox.worker.tools import FILE_TOOLS as SANDBOX_FILE_TOOLS
@@ -257,12 +257,7 @@ read_file = double
 async def test_host_tools_check_what_comes_and_bound_what_goes(here: Path) -> None:
     (here / "own_host_tools.py").write_text(HOST)
     names = ("double", "slow", "stuck", "look")
-    env = EnvSettings(
-        host_tools=tuple(f"python:own_host_tools:{name}" for name in names),
-        tool_timeout=1,
-        max_concurrent_tool_calls=1,
-    )
-    tools = brought_host_tools(env)
+    tools = brought_host_tools([f"python:own_host_tools:{name}" for name in names], Workers(1, 1))
     assert tuple(tools) == names
     assert await tools["double"].call({"number": 4, "note": None}) == "8"
     assert await tools["look"].call({"x": "it"}) == "saw it"
@@ -316,18 +311,18 @@ def test_host_tools_that_cannot_serve_are_refused(here: Path, spec: str, told: s
         HOST.replace("def double", "def final_answer").replace("= double", "= final_answer")
     )
     with pytest.raises(ConfigError, match=told or "two tools or agents called 'final_answer'"):
-        brought_host_tools(EnvSettings(host_tools=(spec,)))
+        brought_host_tools((spec,), Workers(30.0, 16))
 
 
 def test_names_are_unique_and_managed_agents_know_their_tools() -> None:
     helper = ManagedAgent("helper", "x", ("read_file", "search"))
     env = EnvSettings(managed_agents=(helper,))
     search: Any = object()
-    check_team(env, equip(env), {"search": search})
+    check_team(env.managed_agents, equip(env), {"search": search})
     with pytest.raises(ConfigError, match="helper is given search; there are read_file"):
-        check_team(env, equip(env), {})
+        check_team(env.managed_agents, equip(env), {})
     with pytest.raises(ConfigError, match="two tools or agents called 'helper'"):
-        check_team(EnvSettings(managed_agents=(ManagedAgent("helper", "x"),)), equip(env), {"helper": search})
+        check_team((ManagedAgent("helper", "x"),), equip(env), {"helper": search})
 
 
 def test_the_sandbox_has_the_file_tools_it_is_said_to_have() -> None:
@@ -347,16 +342,12 @@ def test_agents_travel_whole(here: Path) -> None:
     got = sandbox_wire.assignment(pb.Assignment.FromString(sent.SerializeToString()))
     assert (got.agent.kind, got.agent.code_tags) == ("code", ("<py>", "</py>"))
     assert got.agent.prompt_templates == {"managed_agent": {"task": "Do {{task}}."}}
-    assert [asdict(member) for member in got.agent.managed_agents] == [
-        {
-            "name": "helper",
-            "description": "Helps.",
-            "tools": (*FILE_TOOLS, "area"),
-            "max_steps": 5,
-            "kind": "code",
-        },
-        {"name": "caller", "description": "Calls.", "tools": ("area",), "max_steps": 2, "kind": "tool_calling"},
+    members = got.agent.managed_agents
+    assert [(m.name, m.description, tuple(m.tools), m.max_steps) for m in members] == [
+        ("helper", "Helps.", (*FILE_TOOLS, "area"), 5),
+        ("caller", "Calls.", ("area",), 2),
     ]
+    assert [sandbox_wire.agent_kind(member.kind) for member in members] == ["code", "tool_calling"]
     assert (got.sandbox_tools[0].spec.name, got.sandbox_tools[0].source) == ("area", TOOLS)
 
 
@@ -374,11 +365,11 @@ async def test_managed_agents_have_steps_and_segments_of_their_own() -> None:
     lease = Lease(a_plan(agent=agent), completer, None, {})
     inner = (Message("user", "inner"),)
     longer = (*TALK, Message("assistant", "one"), Message("user", "told"))
-    await lease.complete(Asked(1, ACTION, TALK), b"1")
-    await lease.complete(Asked(2, ACTION, inner, (), "helper"), b"2")
+    await lease.complete(AgentRequest(1, ACTION, TALK), b"1")
+    await lease.complete(AgentRequest(2, ACTION, inner, (), "helper"), b"2")
     more = (*inner, Message("assistant", "two"), Message("user", "go on"))
-    await lease.complete(Asked(3, ACTION, more, (), "helper"), b"3")
-    await lease.complete(Asked(4, ACTION, longer), b"4")
+    await lease.complete(AgentRequest(3, ACTION, more, (), "helper"), b"3")
+    await lease.complete(AgentRequest(4, ACTION, longer), b"4")
     assert [(turn.agent, turn.segment) for turn in lease.turns] == [("", 0), ("helper", 1), ("helper", 1), ("", 0)]
     assert [request.stop[-1] for request in completer.requests] == [
         "</code>",
@@ -387,15 +378,15 @@ async def test_managed_agents_have_steps_and_segments_of_their_own() -> None:
         "</code>",
     ]
     with pytest.raises(ProtocolError, match="no managed agent 'stranger'"):
-        await lease.complete(Asked(5, ACTION, longer, (), "stranger"), b"5")
+        await lease.complete(AgentRequest(5, ACTION, longer, (), "stranger"), b"5")
     with pytest.raises(ProtocolError, match="only a program"):
-        await lease.complete(Asked(5, ACTION, longer, ("x",)), b"5")
-    assert (await lease.complete(Asked(5, ACTION, longer), b"5")).ended == "max_steps"
+        await lease.complete(AgentRequest(5, ACTION, longer, ("x",)), b"5")
+    assert (await lease.complete(AgentRequest(5, ACTION, longer), b"5")).ended == "max_steps"
 
 
 async def test_a_program_brings_its_own_stop_strings_and_no_others_hold() -> None:
     completer = ScriptedCompleter(["one", "two"])
     lease = Lease(a_plan(agent=an_agent(kind="program")), completer, None, {})
-    await lease.complete(Asked(1, ACTION, TALK, ("END",)), b"1")
-    await lease.complete(Asked(2, ACTION, TALK), b"2")
+    await lease.complete(AgentRequest(1, ACTION, TALK, ("END",)), b"1")
+    await lease.complete(AgentRequest(2, ACTION, TALK), b"2")
     assert [request.stop for request in completer.requests] == [("END",), ()]

@@ -10,9 +10,9 @@ import pytest
 
 from orchestrator import ConfigError, Orchestrator, SyncOrchestrator, load_config
 from orchestrator.completion.base import CompletionRequest, UnusableSample, ids_of
-from orchestrator.completion.called import CalledCompleter
+from orchestrator.completion.callback import CallbackCompleter
 from orchestrator.completion.retry import RetryPolicy
-from orchestrator.completion.sampled import UNTOLD, Sampled
+from orchestrator.completion.sampled import UNTOLD, RawSample
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import CompletionError
@@ -32,16 +32,16 @@ def request(tokenizer: HubTokenizer, max_tokens: int = 100) -> CompletionRequest
     return CompletionRequest((), prompt, ("</code>",), Sampling(1.0, 1.0, max_tokens, 7), "r", "t", 0, 1)
 
 
-def completer(tokenizer: HubTokenizer, sample: Callable[[CompletionRequest], Sampled]) -> CalledCompleter:
-    async def sampler(request: CompletionRequest) -> Sampled:
+def completer(tokenizer: HubTokenizer, sample: Callable[[CompletionRequest], RawSample]) -> CallbackCompleter:
+    async def sampler(request: CompletionRequest) -> RawSample:
         return sample(request)
 
     retry = RetryPolicy(attempts=1)
-    return CalledCompleter(sampler, tokenizer, model="m", timeout_s=60, policy=Policy(), retry=retry)
+    return CallbackCompleter(sampler, tokenizer, model="m", timeout_s=60, policy=Policy(), retry=retry)
 
 
-def answer(ids: list[int], reason: str = "", **more: Any) -> Sampled:
-    return Sampled(ids, [-0.25] * len(ids), reason, UNTOLD, **more)
+def answer(ids: list[int], reason: str = "", **more: Any) -> RawSample:
+    return RawSample(ids, [-0.25] * len(ids), reason, UNTOLD, **more)
 
 
 async def test_an_end_is_told_from_a_length_by_the_ids(tokenizer: HubTokenizer) -> None:
@@ -66,7 +66,7 @@ async def test_a_stop_string_that_nobody_stopped_at_is_found(tokenizer: HubToken
 
 async def test_ids_without_log_probs_are_a_completion_without(tokenizer: HubTokenizer) -> None:
     ids = tokenizer.encode(f"Hello{END}")
-    parts = [Sampled(ids[:2], [-0.5, -0.5], "aborted", UNTOLD), Sampled(ids[2:], None, "", UNTOLD)]
+    parts = [RawSample(ids[:2], [-0.5, -0.5], "aborted", UNTOLD), RawSample(ids[2:], None, "", UNTOLD)]
     completion = await completer(tokenizer, lambda _: parts.pop(0)).sample(request(tokenizer))
     assert completion.tokens_T == tuple(ids)
     assert completion.logprobs_T is None
@@ -78,15 +78,15 @@ async def test_spans_are_kept_and_what_is_no_answer_is_refused(tokenizer: HubTok
     completion = await completer(tokenizer, lambda _: answer(ids, spans=told)).sample(request(tokenizer))
     assert completion.spans == told
     for wrong in (
-        Sampled(ids, [-0.25], "", UNTOLD),
-        Sampled([-1], [-0.25], "", UNTOLD),
-        Sampled(ids, [0.5] * len(ids), "", UNTOLD),
+        RawSample(ids, [-0.25], "", UNTOLD),
+        RawSample([-1], [-0.25], "", UNTOLD),
+        RawSample(ids, [0.5] * len(ids), "", UNTOLD),
         answer(ids, "error"),
     ):
         with pytest.raises(CompletionError, match="1 attempts"):
             await completer(tokenizer, lambda _, wrong=wrong: wrong).sample(request(tokenizer))
     with pytest.raises(CompletionError, match="not an answer in the dialect the program: TypeError"):
-        await completer(tokenizer, lambda _: Sampled(None, [], "", UNTOLD)).sample(request(tokenizer))  # type: ignore[arg-type]
+        await completer(tokenizer, lambda _: RawSample(None, [], "", UNTOLD)).sample(request(tokenizer))  # type: ignore[arg-type]
 
 
 SAID = (1, 2, 3)
@@ -120,22 +120,22 @@ async def test_an_answer_that_contradicts_itself_or_the_request_is_refused(
     echoes = {"other": [*prompt[:-1], prompt[-1] + 1], "shorter": prompt[1:], "longer": [*prompt, 5]}
     right = {"ids": list(SAID), "logprobs": [-0.5] * 3, "finish_reason": "", "prompt_tokens": len(prompt)}
     right |= {"prompt_ids": prompt, "sampled_tokens": 3}
-    assert (await completer(tokenizer, lambda _: Sampled(**right)).sample(asked)).tokens_T == SAID
+    assert (await completer(tokenizer, lambda _: RawSample(**right)).sample(asked)).tokens_T == SAID
     wrong = {name: echoes.get(value, value) if name == "prompt_ids" else value for name, value in wrong.items()}
     if len(wrong.get("ids", SAID)) != len(SAID):
         wrong |= {"sampled_tokens": len(wrong["ids"])}
     with pytest.raises(CompletionError):
-        await completer(tokenizer, lambda _: Sampled(**{**right, **wrong})).sample(asked)
+        await completer(tokenizer, lambda _: RawSample(**{**right, **wrong})).sample(asked)
 
 
 async def test_a_log_prob_that_rounding_put_above_zero_is_zero(tokenizer: HubTokenizer) -> None:
-    sampled = Sampled(list(SAID), [-0.5, 1e-7, 0], "", UNTOLD)
+    sampled = RawSample(list(SAID), [-0.5, 1e-7, 0], "", UNTOLD)
     completion = await completer(tokenizer, lambda _: sampled).sample(request(tokenizer, 3))
     assert completion.logprobs_T == (-0.5, 0.0, 0.0)
     assert set(map(type, completion.logprobs_T or ())) == {float}
 
 
-async def never(request: CompletionRequest) -> Sampled:
+async def never(request: CompletionRequest) -> RawSample:
     raise AssertionError("asked")
 
 
@@ -144,8 +144,8 @@ async def never(request: CompletionRequest) -> Sampled:
     [
         ({}, {"base_url": "http://localhost:1/v1"}, r"openai\.base_url: the program samples"),
         ({"cluster": "ray"}, {}, r"env\.cluster: the program samples in this process"),
-        ({"tokenizer_name": "none"}, {}, r"env\.tokenizer_name: the program samples ids"),
-        ({"token_source": "retokenize"}, {}, r"env\.tokenizer_name: the program samples ids"),
+        ({"tokenizer_name": "none"}, {}, r"env\.tokenizer_name: the program samples token ids"),
+        ({"token_source": "retokenize"}, {}, r"env\.tokenizer_name: the program samples token ids"),
     ],
     ids=["an endpoint besides", "a cluster", "no tokenizer", "ids of text"],
 )
@@ -163,7 +163,7 @@ async def test_errors_of_awaited_work_reach_the_other_loop() -> None:
     async def work() -> None:
         await asyncio.sleep(0)
 
-    with pytest.raises(ConfigError, match="name the tokenizer"):
+    with pytest.raises(ConfigError, match="set it to the tokenizer"):
         await orchestrator.awaited(work)
     orchestrator.close()
     with pytest.raises(RuntimeError, match="closed: make a new one"):
@@ -175,7 +175,7 @@ async def test_what_is_broken_off_is_tried_again_and_then_a_sample(tokenizer: Hu
     ids = tokenizer.encode("Hello")
     asked: list[int] = []
 
-    def sample(request: CompletionRequest) -> Sampled:
+    def sample(request: CompletionRequest) -> RawSample:
         asked.append(request.sampling.seed)
         return answer(ids, "time_limit")
 
@@ -191,7 +191,7 @@ async def test_what_is_broken_off_is_tried_again_and_then_a_sample(tokenizer: Hu
 async def test_a_server_without_seeds_gives_no_second_sample(tokenizer: HubTokenizer, ids: list[int]) -> None:
     asked: list[CompletionRequest] = []
 
-    def sample(request: CompletionRequest) -> Sampled:
+    def sample(request: CompletionRequest) -> RawSample:
         asked.append(request)
         return answer(ids, "stop")
 

@@ -76,6 +76,22 @@ async def test_a_content_in_parts_is_text_and_reasoning(name: str) -> None:
     assert completion.text == "<think>\nhm\n</think>\n\ntwo"
 
 
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ({"prompt_tokens": 20, "completion_tokens": 7}, (20, 7)),
+        ({"prompt_tokens": 20, "completion_tokens": 1_000}, (20, 64)),
+    ],
+)
+async def test_tokens_are_those_that_the_service_counted_within_what_was_asked_for(
+    usage: dict[str, int], counts: tuple[int, int]
+) -> None:
+    choice = {"finish_reason": "stop", "message": {"role": "assistant", "content": "two"}}
+    async with answering({"choices": [choice], "usage": usage}) as completer:
+        completion = await completer.sample(request())
+    assert (completion.prompt_tokens, completion.completion_tokens) == counts
+
+
 async def test_a_refusal_of_the_model_is_its_text() -> None:
     assert (await said({"content": None, "refusal": "I cannot."})).visible == "I cannot."
 
@@ -176,6 +192,13 @@ def test_an_unknown_word_is_judged_by_what_came_with_it(reason: Any) -> None:
         reasons.end(reason, there=False, full=False)
     with pytest.raises(Aborted):
         reasons.end("abort", there=True, full=False)
+
+
+@pytest.mark.parametrize("reason", ["error", "cancelled", "network_error", {"type": "timeout"}])
+def test_what_the_service_broke_off_is_no_sample_however_much_came(reason: Any) -> None:
+    for full in (True, False):
+        with pytest.raises(Retryable, match="broke off"):
+            FinishReasons("an endpoint").end(reason, there=True, full=full)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_run_of_odd_fields_is_shown(tmp_path: Path) -> None:
     [
         ((), "RUNS is missing"),
         (("a",), "2 paths or more"),
-        (("a", "none"), "none is no run directory"),
+        (("a", "none"), "none is neither a run directory nor a groups file"),
         (("a", "empty"), "holds no rollout"),
         (("a", "g/groups.jsonl"), "name the run's directory"),
         (("a", "a", "--html", "none/c.html"), "cannot write"),

@@ -10,7 +10,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.calls.written import written
+from orchestrator.calls.formats import written
 from orchestrator.completion.base import content_ids
 from orchestrator.completion.harmless import completed_by_tools
 from orchestrator.completion.prompt_text import pieces, prompt_text

@@ -52,6 +52,12 @@ def test_the_current_context_is_asked(folder: Path) -> None:
     assert engine_address() == {"base_url": "ssh://me@far", "use_ssh_client": True}
 
 
+@pytest.mark.parametrize("written", ["[]", "7", '{"currentContext": 7}', '{"currentContext": ""}', "{}"])
+def test_a_configuration_that_names_no_context_means_the_usual_engine(folder: Path, written: str) -> None:
+    (folder / "config.json").write_text(written)
+    assert "base_url" not in engine_address()
+
+
 def test_variables_win_over_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     current(folder, "rootless")
     monkeypatch.setenv("DOCKER_CONTEXT", "far")

@@ -13,11 +13,11 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from orchestrator.completion.base import CompletionRequest, ids_of
-from orchestrator.completion.called import CalledCompleter
+from orchestrator.completion.callback import CallbackCompleter
 from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.line import TokenLine
 from orchestrator.completion.llamacpp import LlamaCppDialect
-from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.sampled import RawSample
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import side_lines, trajectory
@@ -87,7 +87,7 @@ def test_a_token_that_is_flagged_is_an_end_though_transformers_does_not_list_it(
     assert made.said((*made.encode("42"), id_of(made, "<|stop|>"))) == "42"
 
 
-def answers(end: int | str | None, ids: list[int]) -> dict[str, Sampled]:
+def answers(end: int | str | None, ids: list[int]) -> dict[str, RawSample]:
     """The same answer in each dialect: `end` is what the server says stopped it, None its model's own end."""
     size, logprobs = len(ids), [-0.5] * len(ids)
     vllm = {
@@ -110,11 +110,11 @@ def answers(end: int | str | None, ids: list[int]) -> dict[str, Sampled]:
     }
 
 
-async def completion(made: HubTokenizer, sampled: Sampled) -> Completion:
-    async def sampler(request: CompletionRequest) -> Sampled:
+async def completion(made: HubTokenizer, sampled: RawSample) -> Completion:
+    async def sampler(request: CompletionRequest) -> RawSample:
         return sampled
 
-    completer = CalledCompleter(sampler, made, model="m", timeout_s=9.0, policy=Policy())
+    completer = CallbackCompleter(sampler, made, model="m", timeout_s=9.0, policy=Policy())
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=99, seed=1)
     return await completer.sample(
         CompletionRequest(TALK, ids_of((1, 2, 3)), ("</code>",), sampling, "r", "t", 0, 1)
@@ -214,7 +214,7 @@ def test_a_template_that_cannot_show_a_conversation_is_refused_at_the_start(
     with pytest.raises(
         EnvironmentUnusable, match=rf"cannot show a conversation: .*({told}).*--env\.tokenizer_name"
     ):
-        find_tokenizer(config)
+        find_tokenizer(config.env, config.openai[0].model_name)
 
 
 def test_the_date_in_a_prompt_is_the_day_of_the_rollout() -> None:

@@ -149,10 +149,10 @@ def test_metrics_have_accuracy_by_level_and_source_and_are_plain_numbers() -> No
 def test_cost_is_of_every_attempt_at_its_server_s_price() -> None:
     group = a_group([True, None])
     sampled = group.attempts[0].record.sampled_tokens
-    evaluation = measured(group, prices=Prices.of(Config(openai=(PRICED,))))
+    evaluation = measured(group, prices=Prices.of((PRICED,), None))
     assert evaluation.cost == pytest.approx(3 * (10 * 2.0 + sampled * 8.0) / 1e6)
     dear = replace(PRICED, prompt_price=0.0, completion_price=1000.0, weight=3.0)
-    two = Prices.of(Config(openai=(PRICED, dear)))
+    two = Prices.of((PRICED, dear), None)
     assert two is not None
     ids = [f"g{n:06d}-r00-a0" for n in range(50)]
     places = [server_of(rollout_id, two.weights) for rollout_id in ids]
@@ -164,14 +164,14 @@ def test_cost_is_of_every_attempt_at_its_server_s_price() -> None:
 
 
 def test_half_a_price_is_refused() -> None:
-    assert Prices.of(Config()) is None
+    assert Prices.of(Config().openai, None) is None
     for servers in ([replace(PRICED, prompt_price=None)], [PRICED, OpenAISettings()]):
         with pytest.raises(ConfigError, match="give both, for every server, or none"):
-            Prices.of(Config(openai=tuple(servers)))
+            Prices.of(servers, None)
 
 
 def test_the_table_shows_labels_as_text_and_what_is_missing() -> None:
-    prices = Prices.of(Config(openai=(PRICED,)))
+    prices = Prices.of((PRICED,), None)
     evaluation = measured(a_group([True, None], level="[red]\x1b[31m"), prices=prices)
     stream, tally = StringIO(), Tally(prices)
     tally.attempt(an_attempt(Failed(FailedName.SCORER_ERROR, "mine raised\n\x1b[31mKeyError")))
@@ -271,6 +271,16 @@ def tasks(*names: str) -> Source:
 
 def right_on_even_seeds(request: CompletionRequest) -> str:
     return "42" if request.sampling.seed % 2 else "41"
+
+
+async def test_an_evaluation_of_a_resumed_run_begins_in_a_directory_of_its_own(tmp_path: Path) -> None:
+    home = Home(right_on_even_seeds, resume=tmp_path, eval_samples=2)
+    directory = tmp_path / "evals" / "step-000007"
+    async with asyncio.timeout(120):
+        evaluation = await evaluate(home.orchestrator, tasks("e1"), directory)
+    assert evaluation is not None
+    assert evaluation.complete
+    assert (directory / "metrics.json").exists()
 
 
 async def test_an_evaluation_beside_training_keeps_to_its_budget(tmp_path: Path) -> None:

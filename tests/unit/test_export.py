@@ -400,7 +400,7 @@ def test_nothing_is_overwritten(recorded: Path, tmp_path: Path, capsys: pytest.C
     kept = tmp_path / "kept"
     kept.write_text("mine")
     assert "--output" not in (said := refused([str(recorded), "--output", str(kept)], capsys))
-    assert said == f"orchestrator: output: {kept} is there already, and nothing is overwritten; name another one\n"
+    assert said == f"orchestrator: output: {kept} already exists and is not overwritten; name another one\n"
     assert kept.read_text() == "mine"
 
 

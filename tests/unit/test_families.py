@@ -14,7 +14,7 @@ from orchestrator.completion.reasoning import opened_by
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.line import attempt_line
 from orchestrator.run.verify import Findings, check_group
@@ -59,7 +59,7 @@ async def conversation(
     lease = Lease(a_plan(limits=some_limits(completions=99)), sampler, tokenizer.dated(STARTED), {})
     talk, got = TALK, []
     for number in range(len(texts)):
-        asked = Asked(number + 1, CompletionKind.ACTION, talk)
+        asked = AgentRequest(number + 1, CompletionKind.ACTION, talk)
         reply = await lease.complete(asked, str(number).encode())
         assert reply.completion is not None, reply
         got.append(reply.completion.visible)

@@ -8,7 +8,7 @@ from orchestrator.commands.table import COMMANDS
 from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.flags import dotted_flags, parse
-from orchestrator.settings.kinds import File, Kind, Number, Size, Whole, seconds
+from orchestrator.settings.kinds import File, Integer, Kind, Number, Size, seconds
 from orchestrator.settings.row import Setting
 
 
@@ -202,7 +202,7 @@ def test_what_is_no_whole_number_is_refused(text: str) -> None:
         (seconds(above=0), "1.5h", 5400.0),
         (seconds(above=0), "250ms", 0.25),
         (Number(), "-1e-3", -0.001),
-        (Whole(), " +12 ", 12),
+        (Integer(), " +12 ", 12),
     ],
 )
 def test_quantities_with_units(kind: Kind, text: str, value: float) -> None:

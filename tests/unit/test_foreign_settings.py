@@ -158,7 +158,7 @@ def test_a_data_set_whose_rows_may_bring_images_is_named_by_the_operator(home: P
     assert resumed(foreign(home), address).env.dataset == DATASET  # Docker takes no files
 
     oci = parse(["--env.launcher=oci"], dotted_flags())
-    with pytest.raises(ConfigError, match=r"say --env\.dataset yourself"):
+    with pytest.raises(ConfigError, match=r"give --env\.dataset yourself"):
         resolve(oci, environ={}, run=run)
     named = parse(["--env.launcher=oci", f"--env.dataset={DATASET}"], dotted_flags())
     assert resolve(named, environ={}, run=run).env.dataset == DATASET

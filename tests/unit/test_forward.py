@@ -526,7 +526,7 @@ def test_weights_in_several_files_are_those_that_the_index_names(tmp_path: Path)
 
 
 def test_files_that_are_no_model_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder and no file here"):
+    with pytest.raises(ConfigError, match="is not on this machine"):
         look_at(tmp_path / "Qwen")
     with pytest.raises(ConfigError, match=r"no config\.json"):
         look_at(tmp_path)
@@ -534,8 +534,8 @@ def test_files_that_are_no_model_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no model\.safetensors"):
         look_at(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(ConfigError, match="no whole safetensors file"):
+    with pytest.raises(ConfigError, match="not a complete safetensors file"):
         look_at(tmp_path)
     (tmp_path / "m.gguf").write_bytes(b"torn")
-    with pytest.raises(ConfigError, match="no GGUF file"):
+    with pytest.raises(ConfigError, match="not a readable GGUF file"):
         look_at(tmp_path / "m.gguf")

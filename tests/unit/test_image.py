@@ -249,7 +249,8 @@ def test_a_mirror_under_another_name_is_known_by_its_updates(
 def test_a_list_of_mirrors_gives_its_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = tmp_path / "debian.list"
     listed.write_text("# by priority\nhttps://near.example/debian priority:1\nhttps://far.example/debian\n")
-    lines = f"deb mirror+file:{listed} bookworm main\ndeb mirror+file:{listed} bookworm-updates main\n"
+    uri = f"mirror+{listed.as_uri()}"
+    lines = f"deb {uri} bookworm main\ndeb {uri} bookworm-updates main\n"
     assert mirror_of(tmp_path, monkeypatch, list=lines) == "https://near.example/debian"
 
 

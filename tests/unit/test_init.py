@@ -11,8 +11,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.commands.init import TASK_IDS
 from orchestrator.demo import recording
-from orchestrator.settings.sources import load_config
-from orchestrator.tasks.demand import load_tasks
+from orchestrator.settings.sources import load_config, load_tasks
 from orchestrator.types import Task
 
 

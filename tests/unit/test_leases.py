@@ -11,7 +11,7 @@ from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.outcome import Refused, Submission
 from orchestrator.types import CompletionKind, Limits, ManagedAgent, Message
 from tests.fakes.completers import ScriptedCompleter
@@ -28,8 +28,8 @@ def a_lease(script: list[str | Exception], **changes: object) -> tuple[Lease, Sc
 
 async def test_a_retried_call_gets_the_recorded_answer_and_never_a_second_sample() -> None:
     lease, completer = a_lease(["one", "two"])
-    first = await lease.complete(Asked(1, ACTION, TALK), b"content")
-    again = await lease.complete(Asked(1, ACTION, TALK), b"content")
+    first = await lease.complete(AgentRequest(1, ACTION, TALK), b"content")
+    again = await lease.complete(AgentRequest(1, ACTION, TALK), b"content")
     assert first.completion is again.completion
     assert len(completer.requests) == 1
     assert len(lease.turns) == 1
@@ -39,13 +39,13 @@ async def test_a_client_that_goes_away_finds_its_answer_when_it_asks_again() -> 
     gate = asyncio.Event()
     completer = ScriptedCompleter(["answer"], gate)
     lease = Lease(a_plan(), completer, None, {})
-    call = asyncio.ensure_future(lease.complete(Asked(1, ACTION, TALK), b"x"))
+    call = asyncio.ensure_future(lease.complete(AgentRequest(1, ACTION, TALK), b"x"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     gate.set()
-    reply = await lease.complete(Asked(1, ACTION, TALK), b"x")
+    reply = await lease.complete(AgentRequest(1, ACTION, TALK), b"x")
     assert reply.completion is not None
     assert reply.completion.visible == "answer"
     assert len(completer.requests) == 1
@@ -54,19 +54,19 @@ async def test_a_client_that_goes_away_finds_its_answer_when_it_asks_again() -> 
 @pytest.mark.parametrize(("sequence", "content"), [(1, b"other"), (3, b"content"), (0, b"content")])
 async def test_a_reused_or_skipped_number_is_refused(sequence: int, content: bytes) -> None:
     lease, completer = a_lease(["one"])
-    await lease.complete(Asked(1, ACTION, TALK), b"content")
+    await lease.complete(AgentRequest(1, ACTION, TALK), b"content")
     with pytest.raises(SequenceError):
-        await lease.complete(Asked(sequence, ACTION, TALK), content)
+        await lease.complete(AgentRequest(sequence, ACTION, TALK), content)
     assert len(completer.requests) == 1
 
 
 async def test_two_calls_at_once_are_refused() -> None:
     gate = asyncio.Event()
     lease = Lease(a_plan(), ScriptedCompleter(["a"], gate), None, {})
-    first = asyncio.ensure_future(lease.complete(Asked(1, ACTION, TALK), b"1"))
+    first = asyncio.ensure_future(lease.complete(AgentRequest(1, ACTION, TALK), b"1"))
     await asyncio.sleep(0)
     with pytest.raises(SequenceError):
-        await lease.complete(Asked(2, ACTION, TALK), b"2")
+        await lease.complete(AgentRequest(2, ACTION, TALK), b"2")
     gate.set()
     await first
 
@@ -74,7 +74,7 @@ async def test_two_calls_at_once_are_refused() -> None:
 async def test_an_ended_lease_cancels_what_is_being_sampled() -> None:
     completer = ScriptedCompleter(["never"], asyncio.Event())
     lease = Lease(a_plan(), completer, None, {})
-    call = asyncio.ensure_future(lease.complete(Asked(1, ACTION, TALK), b"x"))
+    call = asyncio.ensure_future(lease.complete(AgentRequest(1, ACTION, TALK), b"x"))
     for _ in range(3):
         await asyncio.sleep(0)
     await lease.aclose()
@@ -85,8 +85,8 @@ async def test_an_ended_lease_cancels_what_is_being_sampled() -> None:
 
 async def test_the_completion_budget_is_reserved_before_it_is_spent() -> None:
     lease, completer = a_lease(["a", "b"], limits=some_limits(completions=1))
-    await lease.complete(Asked(1, ACTION, TALK), b"1")
-    reply = await lease.complete(Asked(2, ACTION, TALK), b"2")
+    await lease.complete(AgentRequest(1, ACTION, TALK), b"1")
+    reply = await lease.complete(AgentRequest(2, ACTION, TALK), b"2")
     assert reply.ended == "budget"
     assert len(completer.requests) == 1
     ending = await lease.ended()
@@ -105,17 +105,17 @@ async def test_every_budget_of_completions_is_named_and_nothing_is_sampled_past_
     limits: Limits, named: str
 ) -> None:
     lease, completer = a_lease(["a", "b"], limits=limits)
-    first = await lease.complete(Asked(1, ACTION, TALK), b"1")
+    first = await lease.complete(AgentRequest(1, ACTION, TALK), b"1")
     assert first.completion is not None  # 10 prompt tokens, 1 sampled
-    assert (await lease.complete(Asked(2, ACTION, TALK), b"2")).ended == "budget"
+    assert (await lease.complete(AgentRequest(2, ACTION, TALK), b"2")).ended == "budget"
     assert await lease.ended() == Refused("budget", named)
     assert len(completer.requests) == 1
 
 
 async def test_no_action_is_sampled_past_the_last_step() -> None:
     lease, completer = a_lease(["a", "b"], agent=an_agent(max_steps=1))
-    await lease.complete(Asked(1, ACTION, TALK), b"1")
-    assert (await lease.complete(Asked(2, ACTION, TALK), b"2")).ended == "max_steps"
+    await lease.complete(AgentRequest(1, ACTION, TALK), b"1")
+    assert (await lease.complete(AgentRequest(2, ACTION, TALK), b"2")).ended == "max_steps"
     assert len(completer.requests) == 1
 
 
@@ -128,7 +128,9 @@ async def test_a_managed_agent_takes_no_more_steps_in_a_call_than_it_has(own: in
     async def ask(talk: tuple[Message, ...]) -> str | None:
         nonlocal sequence
         sequence += 1
-        return (await lease.complete(Asked(sequence, ACTION, talk, agent="helper"), str(sequence).encode())).ended
+        return (
+            await lease.complete(AgentRequest(sequence, ACTION, talk, agent="helper"), str(sequence).encode())
+        ).ended
 
     step = (Message("assistant", "x"), Message("user", "Observation:"))
     for _ in range(2):  # two calls
@@ -141,9 +143,9 @@ async def test_a_managed_agent_takes_no_more_steps_in_a_call_than_it_has(own: in
 
 async def test_the_last_answer_is_only_sampled_where_it_was_asked_for() -> None:
     lease, _ = a_lease(["a"])
-    assert (await lease.complete(Asked(1, CompletionKind.FINAL, TALK), b"1")).ended == "max_steps"
+    assert (await lease.complete(AgentRequest(1, CompletionKind.FINAL, TALK), b"1")).ended == "max_steps"
     lease, _ = a_lease(["a"], agent=an_agent(final_answer_at_max_steps=True))
-    assert (await lease.complete(Asked(1, CompletionKind.FINAL, TALK), b"1")).completion is not None
+    assert (await lease.complete(AgentRequest(1, CompletionKind.FINAL, TALK), b"1")).completion is not None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ async def test_the_last_answer_is_only_sampled_where_it_was_asked_for() -> None:
 )
 async def test_what_the_endpoint_refuses_ends_the_lease_by_name(error: Exception, name: str) -> None:
     lease, _ = a_lease([error])
-    assert (await lease.complete(Asked(1, ACTION, TALK), b"1")).ended == name
+    assert (await lease.complete(AgentRequest(1, ACTION, TALK), b"1")).ended == name
     assert not lease.live
 
 
@@ -167,7 +169,7 @@ async def test_a_conversation_far_too_long_ends_the_lease_before_it_is_encoded(
     completer = ScriptedCompleter(["one"])
     completer.takes_ids = takes_ids
     lease = Lease(a_plan(), completer, tokenizer, {})
-    reply = await lease.complete(Asked(1, ACTION, (*TALK, Message("user", "word " * (800 << 10)))), b"1")
+    reply = await lease.complete(AgentRequest(1, ACTION, (*TALK, Message("user", "word " * (800 << 10)))), b"1")
     assert reply.ended == "context_length"
     assert "characters for a line of 16384 tokens" in (await lease.ended()).detail  # type: ignore[union-attr]
     assert sum(sizes) < 1 << 20
@@ -177,7 +179,7 @@ async def test_a_conversation_far_too_long_ends_the_lease_before_it_is_encoded(
 async def test_many_short_messages_are_counted_together_and_not_to_their_end() -> None:
     tokenizer = load_tokenizer(str(tokenizer_folder()))
     lease = Lease(a_plan(), ScriptedCompleter(["one"]), tokenizer, {})
-    reply = await lease.complete(Asked(1, ACTION, (Message("user", "word " * 3_200),) * 260), b"1")
+    reply = await lease.complete(AgentRequest(1, ACTION, (Message("user", "word " * 3_200),) * 260), b"1")
     assert reply.ended == "context_length"
 
 
@@ -187,27 +189,27 @@ async def test_a_record_holds_no_more_text_than_the_tokens_of_a_rollout_can_say(
     monkeypatch.setattr("orchestrator.proxy.budgets.MAX_RECORDED_CHARS", 1_000)
     lease, completer = a_lease(["one", "two", "three"])
     first = Message("user", "x" * 600)
-    assert (await lease.complete(Asked(1, ACTION, (first,)), b"1")).completion is not None
+    assert (await lease.complete(AgentRequest(1, ACTION, (first,)), b"1")).completion is not None
     grown = (first, Message("assistant", "one"), Message("user", "y" * 390))  # what was there counts once
-    assert (await lease.complete(Asked(2, ACTION, grown), b"2")).completion is not None
-    assert (await lease.complete(Asked(3, ACTION, (Message("user", "z" * 20),)), b"3")).ended == "budget"
+    assert (await lease.complete(AgentRequest(2, ACTION, grown), b"2")).completion is not None
+    assert (await lease.complete(AgentRequest(3, ACTION, (Message("user", "z" * 20),)), b"3")).ended == "budget"
     assert await lease.ended() == Refused("budget", "1000 characters of conversation")
     assert len(completer.requests) == 2
 
 
 async def test_turns_record_only_what_is_new() -> None:
     lease, _ = a_lease(["one", "two"])
-    await lease.complete(Asked(1, ACTION, TALK), b"1")
+    await lease.complete(AgentRequest(1, ACTION, TALK), b"1")
     longer = (*TALK, Message("assistant", "one</code>"), Message("user", "Observation:\n1"))
-    await lease.complete(Asked(2, ACTION, longer), b"2")
-    await lease.complete(Asked(3, ACTION, (Message("user", "something else"),)), b"3")
+    await lease.complete(AgentRequest(2, ACTION, longer), b"2")
+    await lease.complete(AgentRequest(3, ACTION, (Message("user", "something else"),)), b"3")
     assert [(t.kept, len(t.messages), t.segment) for t in lease.turns] == [(0, 2, 0), (2, 2, 0), (0, 1, 1)]
 
 
 async def test_each_completion_has_a_seed_of_its_own_and_all_sampling_is_ours() -> None:
     lease, completer = a_lease(["one", "two"])
-    await lease.complete(Asked(1, ACTION, TALK), b"1")
-    await lease.complete(Asked(2, ACTION, TALK), b"2")
+    await lease.complete(AgentRequest(1, ACTION, TALK), b"1")
+    await lease.complete(AgentRequest(2, ACTION, TALK), b"2")
     seeds = [r.sampling.seed for r in completer.requests]
     assert len(set(seeds)) == 2
     assert completer.requests[0].stop == ("Observation:", "Calling tools:", "</code>")

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from orchestrator.calls.formats import READERS
+from orchestrator.calls.formats import FORMATS
 from orchestrator.calls.parsed import parsed
 from orchestrator.completion.line import TokenLine
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.offers import Offers
-from orchestrator.proxy.said import Asked, Spoken
+from orchestrator.proxy.requests import AgentRequest, CallMessage
 from orchestrator.proxy.talk import Talk
 from orchestrator.types import Completion, CompletionKind, Message, Tools, Wishes
 from tests.fakes.completers import ScriptedCompleter
@@ -53,7 +53,7 @@ def test_a_schema_is_walked_once_however_many_parameters_have_it() -> None:
     assert Counted.looks == looks, "known from the first time"
 
 
-@pytest.mark.parametrize("format", sorted(READERS))
+@pytest.mark.parametrize("format", sorted(FORMATS))
 def test_a_conversation_reads_its_tools_once(format: Any) -> None:
     """However many messages it has."""
     tools: Tools = tuple(Counted(function=Counted(name=f"f{i}")) for i in range(100))
@@ -100,7 +100,7 @@ def test_served_calls_are_found_without_being_compared_one_by_one() -> None:
     tools: Tools = ({"function": {"name": "look", "parameters": {}}},)
     text = '<tool_call>\n{"name": "look", "arguments": {"n": %d}}\n</tool_call>'
     for number in range(200):
-        talk.said(text % number, Wishes(tools), number)
+        talk.parsed_text(text % number, Wishes(tools), number)
     looked: list[Any] = []
 
     class Places(dict[Any, Any]):
@@ -109,8 +109,8 @@ def test_served_calls_are_found_without_being_compared_one_by_one() -> None:
             return super().get(key, default)
 
     talk._places = Places(talk._places)
-    said = talk.said(text % 7, Wishes(tools), 300)
-    (message,) = talk.plain([Spoken("assistant", "", said.calls)])
+    said = talk.parsed_text(text % 7, Wishes(tools), 300)
+    (message,) = talk.plain([CallMessage("assistant", "", said.calls)])
     assert message.content == text % 7
     assert len(looked) <= 2
 
@@ -142,12 +142,12 @@ async def test_a_short_request_overtakes_long_ones(tokenizer: HubTokenizer) -> N
     asked = wire.completion_request(long_request())
     ended: list[str] = []
 
-    async def ask(name: str, lease: Lease, request: Asked) -> None:
+    async def ask(name: str, lease: Lease, request: AgentRequest) -> None:
         reply = await lease.complete(request, name.encode())
         assert reply.completion is not None or reply.refused is not None
         ended.append(name)
 
-    short = Asked(1, CompletionKind.ACTION, (Message("user", "q"),))
+    short = AgentRequest(1, CompletionKind.ACTION, (Message("user", "q"),))
     async with asyncio.TaskGroup() as tg:
         for number in range(4):
             tg.create_task(ask(f"long {number}", a_lease(tokenizer), asked))
@@ -177,7 +177,7 @@ async def test_a_program_s_tools_are_kept_once_in_memory(tokenizer: HubTokenizer
         tool = {"type": "function", "function": {"name": "f", "description": "word"}}
         wishes = Wishes(tools=(tool if number % 2 else dict(reversed(tool.items())),))
         talk = (Message("user", f"q{number}"),)
-        await lease.complete(Asked(number, CompletionKind.ACTION, talk, wishes=wishes), b"%d" % number)
+        await lease.complete(AgentRequest(number, CompletionKind.ACTION, talk, wishes=wishes), b"%d" % number)
     first, *others = lease.turns
     assert all(turn.tools is first.tools for turn in others)
 
@@ -193,7 +193,7 @@ def test_tools_that_are_looked_at_twice_at_a_time_are_kept_once() -> None:
             assert goes_on.wait(10)
 
     def look() -> None:
-        kept.append(offers.kept(({"function": {"name": "f"}},)))
+        kept.append(offers.same(({"function": {"name": "f"}},)))
 
     offers, aside = Offers(flaw), threading.Thread(target=look)
     aside.start()

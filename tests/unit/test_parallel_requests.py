@@ -14,9 +14,10 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import budgets
-from orchestrator.proxy.lease import MAX_GIVEN_UP, Lease
+from orchestrator.proxy.completions import MAX_GIVEN_UP
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
-from orchestrator.proxy.said import Asked, Reply
+from orchestrator.proxy.requests import AgentRequest, Reply
 from orchestrator.rules.outcome import Refused
 from orchestrator.rules.purse import Purse
 from orchestrator.run.line import attempt_line, read_attempt
@@ -91,11 +92,11 @@ def a_lease(endpoint: HeldEndpoint, limits: Limits | None = None) -> Lease:
     return Lease(plan, endpoint, endpoint.tokenizer, {})
 
 
-def asked(number: int, *messages: Message) -> Asked:
-    return Asked(number, ACTION, messages or (*TALK, Message("user", f"part {number}")))
+def asked(number: int, *messages: Message) -> AgentRequest:
+    return AgentRequest(number, ACTION, messages or (*TALK, Message("user", f"part {number}")))
 
 
-async def begin(lease: Lease, request: Asked) -> asyncio.Task[Reply]:
+async def begin(lease: Lease, request: AgentRequest) -> asyncio.Task[Reply]:
     task = asyncio.ensure_future(lease.complete(request, repr(request).encode()))
     await settled()
     return task

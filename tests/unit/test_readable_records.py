@@ -17,7 +17,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from orchestrator.errors import OutputError, ProtocolError
 from orchestrator.proxy import budgets, offers, wire
 from orchestrator.proxy.lease import MAX_STEP_CHARS, Lease
-from orchestrator.proxy.said import Asked, Reply
+from orchestrator.proxy.requests import AgentRequest, Reply
 from orchestrator.rules.text import objects_in
 from orchestrator.run import lines
 from orchestrator.run.line import (
@@ -80,7 +80,7 @@ def offer(number: int, objects: int) -> Tools:
 
 
 async def asked(lease: Lease, number: int, tools: Tools, talk: Sequence[Message] = TALK) -> Reply:
-    request = Asked(number, CompletionKind.ACTION, tuple(talk), wishes=Wishes(tools))
+    request = AgentRequest(number, CompletionKind.ACTION, tuple(talk), wishes=Wishes(tools))
     return await lease.complete(request, b"%d" % number)
 
 
@@ -174,7 +174,7 @@ def test_messages_have_a_limit_together(new: int, over: str) -> None:
             spent.text(0, new, 2_000)
 
     ask(300)
-    with pytest.raises(budgets.Over, match=over):
+    with pytest.raises(budgets.LimitReached, match=over):
         ask(2_000)
 
 

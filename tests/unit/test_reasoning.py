@@ -22,6 +22,7 @@ from orchestrator.completion.reasoning import TAGS, Tags, opened_by, reasoning_c
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer, tokenizer_here
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.host.needs import completion_needs
 from orchestrator.report.details import rollout_details
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.line import attempt_line
@@ -250,7 +251,7 @@ async def test_what_the_template_is_told_goes_out_to_a_chat_endpoint() -> None:
     config = load_config(
         ["--env.chat_template_kwargs", '{"enable_thinking": false}', "--openai.n_kwarg_is_ignored"]
     )
-    there = endpoint(config.env, config.openai[0])
+    there = endpoint(completion_needs(config), config.openai[0])
     _, body = await sampled({"content": "x"}, chat_extras=there.chat_extras, takes_n=there.takes_n)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert "n" not in body
@@ -267,7 +268,7 @@ async def test_what_the_template_is_told_goes_out_to_a_chat_endpoint() -> None:
 def test_a_hosted_service_is_asked_as_atropos_asks(flags: list[str], extras: dict[str, Any]) -> None:
     for address in ("https://openrouter.ai/api/v1", "https://api.openai.com/v1"):
         config = load_config(["--openai.base_url", address, *flags])
-        assert endpoint(config.env, config.openai[0]).chat_extras == extras
+        assert endpoint(completion_needs(config), config.openai[0]).chat_extras == extras
 
 
 def test_what_a_service_does_not_take_is_refused() -> None:

@@ -34,9 +34,10 @@ from orchestrator.types import (
     Score,
     Step,
     ToolCall,
+    Tools,
     Turn,
 )
-from tests.fakes.plans import a_member, a_plan
+from tests.fakes.plans import a_member, a_plan, a_record, a_turn, an_attempt
 from tests.fakes.synthetic_run import write_synthetic_run
 from tests.fakes.written import demand_as_published
 
@@ -219,6 +220,17 @@ def test_what_a_run_leaves_is_as_published_and_nothing_more(tmp_path: Path) -> N
     demand_as_published(tmp_path)
 
 
+def test_tools_stand_once_on_a_line_and_are_those_of_each_completion() -> None:
+    def tool(name: str) -> Tools:  # another object each time, as requests bring them
+        return ({"type": "function", "function": {"name": name, "parameters": {}}},)
+
+    offered = (tool("a"), tool("a"), tool("b"), (), tool("a"))
+    turns = tuple(replace(a_turn(sequence=n + 1), tools=one) for n, one in enumerate(offered))
+    line = attempt_line(replace(an_attempt(), record=replace(a_record(), turns=turns)))
+    assert dumps(line).count(b'"parameters"') == 2
+    assert [turn.tools for turn in read_attempt(dumps(line)).record.turns] == list(offered)
+
+
 def test_a_schema_refuses_what_the_strict_reader_refuses() -> None:
     line = json.loads(dumps(attempt_line(a_member())))
     validator = Draft202012Validator(schema("rollouts.jsonl"))
@@ -249,5 +261,5 @@ def test_a_file_that_leaves_its_folder_is_none(path: str) -> None:
     """A scorer that scores a record again may open what it names."""
     line = attempt_line(a_member())
     line["output"] = {"files": [{"path": path, "size_bytes": 1}], "left_out": 0, "complete": True}
-    with pytest.raises(ValueError, match="no path inside a folder"):
+    with pytest.raises(ValueError, match="not a path inside the folder"):
         read_attempt(dumps(line))

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
-from orchestrator.completion.trajectory import main_line, main_segment, trajectory
-from orchestrator.completion.untemplated import NOTE
+from orchestrator.completion.trajectory import UNTEMPLATED_NOTE, main_line, main_segment, trajectory
 from orchestrator.errors import RecordError
 from orchestrator.scorers.grade import grade
 from orchestrator.types import (
@@ -294,7 +293,7 @@ async def test_a_conversation_the_template_refuses_is_scored_with_what_was_sampl
     member = await grade(finished, refusing, DirectScorer("correctness"))
     assert isinstance(member, Member)
     assert member.score.value == 1.0
-    assert member.attempt.record.notes == (NOTE,)
+    assert member.attempt.record.notes == (UNTEMPLATED_NOTE,)
     plain = await grade(finished, tokenizer, DirectScorer("correctness"))
     assert isinstance(plain, Member)
     assert plain.attempt.record.notes == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,9 +18,9 @@ from orchestrator.completion.http import HttpClient
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable, ParameterError
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
-from orchestrator.types import AgentSpec, CompletionKind, Message, Sampling, Wishes
-from tests.fakes.plans import a_plan
+from orchestrator.proxy.requests import AgentRequest
+from orchestrator.types import CompletionKind, Message, Sampling, Wishes
+from tests.fakes.plans import a_plan, an_agent
 
 ONCE = RetryPolicy(attempts=1, pauses=0)
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_tokens=64, seed=1)
@@ -39,6 +39,7 @@ class Strict:
 
     says: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda body: None
     tools: bool = True
+    models: Any = field(default_factory=lambda: {"data": [{"id": "m", "object": "model", "owned_by": "us"}]})
 
     def refusal(self, body: dict[str, Any]) -> tuple[int, Any] | None:
         if body.get("tools") and not self.tools:
@@ -63,7 +64,7 @@ async def serving(service: Strict, text: str = "two") -> AsyncIterator[tuple[str
         return web.json_response({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
 
     async def models(request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "us"}]})
+        return web.json_response(service.models)
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", chat)
@@ -325,16 +326,18 @@ async def test_a_parameter_that_one_kind_alone_does_not_take_is_no_end_of_the_po
     async with serving(Strict(says)) as (address, _):
         for kind in ("program", "tool_calling"):
             completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
-            agent = AgentSpec(kind=kind, call_format="hermes")  # type: ignore[arg-type]
+            agent = an_agent(kind=kind, call_format="hermes")
             plan = a_plan(agent=agent, sampling=replace(SAMPLING, temperature=0.7))
             lease = Lease(plan, completer, None, {})
-            first = await lease.complete(Asked(1, CompletionKind.PLAN, TALK), b"1")
+            first = await lease.complete(AgentRequest(1, CompletionKind.PLAN, TALK), b"1")
             assert first.completion is not None
             more = (*TALK, Message("assistant", "two"), Message("user", "And?"))
-            second = await lease.complete(Asked(2, CompletionKind.ACTION, more, wishes=Wishes(tools=TOOL)), b"2")
+            second = await lease.complete(
+                AgentRequest(2, CompletionKind.ACTION, more, wishes=Wishes(tools=TOOL)), b"2"
+            )
             if kind == "program":
                 assert second.refused is not None
-                assert "env.temperature" in second.refused.told
+                assert "env.temperature" in second.refused.text
                 assert lease.live
             else:
                 assert second.ended == "llm_error"
@@ -393,3 +396,28 @@ async def test_reasoning_is_asked_for_as_the_service_takes_it() -> None:
         with pytest.raises(ParameterError, match=r"env\.max_reasoning_tokens.*env\.reasoning_effort"):
             await completer.sample(request())
         await completer.aclose()
+
+
+@pytest.mark.parametrize(
+    "models", [None, [], {}, {"data": None}, {"data": []}, {"data": ["m"]}, {"data": {"id": "m"}}]
+)
+async def test_a_list_of_models_that_nobody_can_read_names_no_server(models: Any) -> None:
+    async with serving(Strict(models=models)) as (address, _):
+        completer = await connect(Endpoint(address, "m"), None, like=trial(SAMPLING), max_token_length=100)
+        try:
+            assert (await completer.sample(request())).text == "two"
+        finally:
+            await completer.aclose()
+
+
+async def test_an_error_that_passes_teaches_no_folding() -> None:
+    failures = iter(range(2))
+
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        return (500, error("worker died")) if next(failures, None) is not None else None
+
+    async with serving(Strict(says)) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), RetryPolicy(attempts=2))
+        assert (await completer.sample(request())).text == "two"
+        await completer.aclose()
+    assert [message["role"] for message in bodies[-1]["messages"]] == ["system", "user"]

@@ -14,7 +14,7 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.demo import recording, tokenizer
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.outcome import Refused
 from orchestrator.types import (
     Completion,
@@ -73,7 +73,7 @@ async def test_each_call_gets_what_the_model_said_then_token_by_token(run: Path)
     first, second = await completer.sample(a_request(1)), await completer.sample(a_request(2))
     assert (first.tokens_T, first.logprobs_T, first.visible) == ((101, 201), (-0.1, -0.25), "one")
     assert (second.tokens_T, second.policy_version) == ((102, 202), "v1")
-    assert (completer.served, completer.differing) == (2, 0)
+    assert (completer.replayed.served, completer.replayed.differing) == (2, 0)
     assert str(completer.replayed) == "2 completions replayed, every prompt as recorded"
 
 
@@ -81,7 +81,7 @@ async def test_requests_that_were_refused_have_numbers_and_no_completion(tmp_pat
     completer = ReplayCompleter.open(a_run(tmp_path / "run", 2, 5))
     assert (await completer.sample(a_request(2, messages=TALK, prompt_ids=ids_of((1, 2, 3))))).visible == "one"
     assert (await completer.sample(a_request(5, messages=MORE))).visible == "two"
-    assert (completer.served, completer.differing) == (2, 0)
+    assert (completer.replayed.served, completer.replayed.differing) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ async def test_a_call_beyond_the_recording_is_named_and_never_invented(
 
 async def test_a_rollout_that_goes_beyond_its_recording_is_neither_scored_nor_tried_again(run: Path) -> None:
     lease = Lease(a_plan(index=7), ReplayCompleter.open(run), None, {})
-    reply = await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"")
+    reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"")
     assert reply.ended == FailedName.RECORD_ERROR
     ended = await lease.ended()
     assert isinstance(ended, Refused)
@@ -149,7 +149,7 @@ async def test_of_a_long_recording_the_last_rollouts_alone_are_held(run: Path, p
         for name in ids:
             assert (await completer.sample(a_request(2, rollout_id=name))).visible == f"two-{name}"
             assert len(completer._parsed) <= 64
-    assert completer.served == 400
+    assert completer.replayed.served == 400
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -18,7 +18,7 @@ from orchestrator.rules.redact import Secret
 from orchestrator.run.compared import Replayable, differences, digest, plan_of
 from orchestrator.run.line import RecordedAttempt, attempt_line, read_attempt
 from orchestrator.settings.config import Config
-from orchestrator.settings.row import Given
+from orchestrator.settings.row import Entry
 from orchestrator.settings.sources import resolve
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import (
@@ -267,7 +267,7 @@ def test_a_recording_decides_nothing_about_confinement_code_and_services(tmp_pat
     assert config.env.dataset == "jsonl:t.jsonl"
     assert (config.env.seed, config.env.sandbox_memory) == (5, 1 << 29)
     assert (config.openai[0].base_url, config.openai[0].model_name) == ("", "theirs")
-    given = {"env.sandbox_memory": Given(1 << 30, "--env.sandbox_memory")}
+    given = {"env.sandbox_memory": Entry(1 << 30, "--env.sandbox_memory")}
     assert resolve(given, environ={}, cwd=tmp_path, run=run).env.sandbox_memory == 1 << 30
 
 
@@ -284,9 +284,9 @@ def test_a_recording_decides_nothing_about_confinement_code_and_services(tmp_pat
 def test_code_and_judges_a_recording_names_must_be_named_again(env: dict[str, Any], tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", **{k: str(v) for k, v in env.items()})
     ((name, value),) = env.items()
-    with pytest.raises(ConfigError, match=f"say --env.{name} yourself"):
+    with pytest.raises(ConfigError, match=f"give --env.{name} yourself"):
         resolve({}, environ={}, cwd=tmp_path, run=run)
-    given = {f"env.{name}": Given(value, f"--env.{name}")}
+    given = {f"env.{name}": Entry(value, f"--env.{name}")}
     assert getattr(resolve(given, environ={}, cwd=tmp_path, run=run).env, name) == value
 
 

@@ -13,8 +13,9 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.engine.health import MAX_KINDS, AgentGate
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
-from orchestrator.proxy.lease import MAX_COUNTED, Lease
-from orchestrator.proxy.said import Asked, Reply
+from orchestrator.proxy.completions import MAX_COUNTED
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.requests import AgentRequest, Reply
 from orchestrator.proxy.turns import Turns
 from orchestrator.rules.outcome import Submission
 from orchestrator.run.line import Counted, attempt_line, read_attempt, read_counted
@@ -41,7 +42,9 @@ def a_lease(**limits: int) -> Lease:
 async def ask(
     lease: Lease, sequence: int, notes: RequestNotes | None = None, *, count_only: bool = False
 ) -> Reply:
-    asked = Asked(sequence, CompletionKind.ACTION, TALK, notes=notes or RequestNotes(), count_only=count_only)
+    asked = AgentRequest(
+        sequence, CompletionKind.ACTION, TALK, notes=notes or RequestNotes(), count_only=count_only
+    )
     return await lease.complete(asked, str(sequence).encode())
 
 
@@ -102,7 +105,7 @@ async def test_a_prompt_is_counted_and_nothing_is_sampled_or_spent(qwen: HubToke
 async def test_without_a_tokenizer_nothing_is_counted() -> None:
     reply = await ask(a_lease(), 1, count_only=True)
     assert reply.refused is not None
-    assert "no tokenizer" in reply.refused.told
+    assert "no tokenizer" in reply.refused.text
 
 
 async def test_tokens_that_cannot_be_counted_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +116,7 @@ async def test_tokens_that_cannot_be_counted_end_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr(Turns, "_told", fails)
     reply = await ask(lease, 1, count_only=True)
     assert reply.refused is not None
-    assert "cannot be counted" in reply.refused.told
+    assert "cannot be counted" in reply.refused.text
     assert lease.live
 
 

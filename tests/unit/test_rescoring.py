@@ -315,7 +315,7 @@ def test_a_new_run_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_who_comes_second_is_told_and_overwrites_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"env\.run_dir: .*new is there already"), new_run(tmp_path / "new"):
+    with pytest.raises(ConfigError, match=r"env\.run_dir: .*new already exists"), new_run(tmp_path / "new"):
         with new_run(tmp_path / "new") as first:
             first.describe({"first": True})
     assert [path.name for path in tmp_path.iterdir()] == ["new"]

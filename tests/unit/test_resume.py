@@ -221,7 +221,7 @@ def test_last_group_of_several_lines_is_written_anew(run: Path) -> None:
 def test_a_file_that_holds_no_groups_is_left_as_it_is(tmp_path: Path, content: bytes, several_lines: bool) -> None:
     path = tmp_path / "notes"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"notes:1 is no group of this run; name .* or put that file aside"):
+    with pytest.raises(ConfigError, match=r"notes:1 is not a group of this run; name .* or put that file aside"):
         repair_groups(path, several_lines=several_lines)
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
@@ -230,7 +230,7 @@ def test_a_file_that_holds_no_groups_is_left_as_it_is(tmp_path: Path, content: b
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(ConfigError, match="is no file; name"):
+        with pytest.raises(ConfigError, match="is not a file; name"):
             repair_groups(path, several_lines=False)
     with pytest.raises(ConfigError, match="cannot read"):
         repair_groups(tmp_path / ("x" * 300), several_lines=False)
@@ -242,7 +242,7 @@ def test_a_file_without_line_ends_is_not_read_to_its_end(tmp_path: Path) -> None
         file.truncate(1 << 26)  # takes no room
     tracemalloc.start()
     try:
-        with pytest.raises(ConfigError, match="no group of this run"):
+        with pytest.raises(ConfigError, match="not a group of this run"):
             repair_groups(path, several_lines=False)
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
@@ -317,7 +317,7 @@ def test_a_line_that_cannot_be_counted_is_refused_with_its_place(run: Path, name
     line = as_json(member(4, 0)) | {name: value}
     with (run / "rollouts.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    with pytest.raises(ConfigError, match=r"rollouts\.jsonl:5 is no rollout"):
+    with pytest.raises(ConfigError, match=r"rollouts\.jsonl:5 is not a rollout"):
         earlier(run, Tally().earlier_attempt)
 
 
@@ -334,7 +334,7 @@ def test_saved_settings_must_describe_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run in"):
         SavedSettings.read(tmp_path)
     for text, complaint in (
-        ("{", "no JSON"),
+        ("{", "not valid JSON"),
         ("[]", "does not describe a run"),
         ('{"config": {"env": {}, "openai": []}}', "names no server"),
         ('{"config": {"env": {"new_in_2030": 1}, "openai": [{}]}}', "another version"),

@@ -22,6 +22,7 @@ NEEDED = {
     ("proxy.turns", "completion.prompt_text"): "a lease says how an answer begins",
     ("proxy.turns", "completion.harmless"): "a lease looks once at the tools that a program brings",
     ("proxy.lease", "completion.control"): "a lease asks the endpoint's control who is to blame",
+    ("proxy.completions", "completion.control"): "its completions ask that",
     ("proxy.lease", "tools.arguments"): "what a sandbox gives a tool must fit the record before it is called",
     ("proxy.server", "launch.names"): "both sides agree on the name of the socket",
     ("proxy.service", "tasks.attachments"): "one place opens attachments, and never through a link",
@@ -101,11 +102,14 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def parsed() -> dict[str, ast.Module]:
+    return {name: ast.parse(file.read_text("utf-8")) for name, file in modules().items()}
+
+
+@cache
 def targets_of(*, late: bool) -> dict[str, frozenset[str]]:
     """What each module imports, by name."""
-    return {
-        name: frozenset(_targets(ast.parse(file.read_text("utf-8")), late)) for name, file in modules().items()
-    }
+    return {name: frozenset(_targets(tree, late)) for name, tree in parsed().items()}
 
 
 @cache
@@ -274,3 +278,13 @@ def test_every_exception_is_one() -> None:
         assert rooms == {first(b) for a, b in pairs if a == name} & rooms
     for watched, rooms in MAY_SEE.items():
         assert rooms <= {first(b) for a, b in pairs if first(a) == watched}
+
+
+@pytest.mark.parametrize("room_", [*BACKENDS, "agents", "calls", "run", "report", "telemetry", "forward"])
+def test_rooms_take_their_section_of_the_settings_and_never_the_whole(room_: str) -> None:
+    for name, file in modules().items():
+        if room(name) == room_:
+            words = {
+                node.id for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Name)
+            }
+            assert not words & {"Config", "EnvSettings"}, name

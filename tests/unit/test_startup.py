@@ -23,11 +23,14 @@ from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.startup import SAID_EVERY_S, SAMPLES, Wait, WaitLines
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import EnvironmentUnusable, NotServing
+from orchestrator.host.needs import completion_needs
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.policy import Policy
+from orchestrator.rules.redact import Secret
 from orchestrator.scorers.open import open_scorer
 from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.scoring import ScoringSettings
 from orchestrator.settings.table import EnvSettings
 from tests.fakes.inference import Fault, ScriptedServer, always
 from tests.fakes.inference.dialects.base import Answer
@@ -487,7 +490,9 @@ async def test_several_endpoints_are_waited_for_at_the_same_time(tokenizer: HubT
     said: list[Wait] = []
     async with server(loading=until_asked("b")) as a, server(loading=until_asked("a")) as b, AsyncExitStack() as s:
         others |= {"a": a, "b": b}
-        completer, why = await open_completer(config(a, b), tokenizer, s, [], said.append, Policy())
+        completer, why = await open_completer(
+            completion_needs(config(a, b)), tokenizer, s, [], said.append, Policy()
+        )
     assert completer.takes_ids
     assert why == ""
     assert said
@@ -502,14 +507,16 @@ async def test_an_endpoint_that_refuses_ends_the_wait_for_the_others(tokenizer: 
     ):
         given = config(slow, refuses, startup_timeout=1e6)
         with pytest.raises(EnvironmentUnusable, match="OPENAI_API_KEY"):
-            await open_completer(given, tokenizer, stack, [], lambda wait: None, Policy())
+            await open_completer(completion_needs(given), tokenizer, stack, [], lambda wait: None, Policy())
 
 
 @pytest.mark.usefixtures("quick")
 async def test_why_text_is_asked_for_is_told_once_for_all(tokenizer: HubTokenizer) -> None:
     notes: list[str] = []
     async with server("openai") as a, server("openai") as b, AsyncExitStack() as stack:
-        _, why = await open_completer(config(a, b), tokenizer, stack, notes, lambda wait: None, Policy())
+        _, why = await open_completer(
+            completion_needs(config(a, b)), tokenizer, stack, notes, lambda wait: None, Policy()
+        )
     assert why.startswith("as vllm it answered: HTTP 404")
     assert notes == [f"tokens are made from text: {why}"]
 
@@ -518,7 +525,7 @@ async def test_why_text_is_asked_for_is_told_once_for_all(tokenizer: HubTokenize
 async def test_the_judge_is_waited_for_as_long_as_the_endpoints() -> None:
     said: list[str] = []
     async with server("openai", first(2, "503", CHAT)) as judge, AsyncExitStack() as stack:
-        await open_scorer(config(judge, **judged_by(judge)), stack, said.append)
+        await open_scorer(judged_by(judge), Secret(), config(judge).startup_timeout, stack, said.append)
         assert sampled(judge) == [CHAT]
     assert said[0].startswith(f"waiting for the judge's endpoint {judge.base_url} for up to 30 s")
     assert said[-1].startswith(f"the judge's endpoint {judge.base_url} answers after")
@@ -528,11 +535,11 @@ async def test_the_judge_is_waited_for_as_long_as_the_endpoints() -> None:
 async def test_a_judge_that_never_serves_is_named() -> None:
     async with server("openai", always_fails("503", CHAT)) as judge, AsyncExitStack() as stack:
         with pytest.raises(NotServing, match=r"the judge's endpoint .* start it or set --env\.judge_base_url"):
-            await open_scorer(config(judge, startup_timeout=0.05, **judged_by(judge)), stack, lambda line: None)
+            await open_scorer(judged_by(judge), Secret(), 0.05, stack, lambda line: None)
 
 
-def judged_by(judge: ScriptedServer) -> dict[str, str]:
-    return {"scoring_strategy": "judge", "judge_base_url": judge.base_url, "judge_model_name": "scripted"}
+def judged_by(judge: ScriptedServer) -> ScoringSettings:
+    return ScoringSettings(scoring_strategy="judge", judge_base_url=judge.base_url, judge_model_name="scripted")
 
 
 # ---------------------------------------------------------------- servers of another kind

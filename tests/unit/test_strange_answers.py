@@ -24,7 +24,7 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.outcome import Refused
 from orchestrator.types import CompletionKind, Message, Sampling
 from tests.fakes.completers import ScriptedCompleter
@@ -197,7 +197,7 @@ async def test_an_address_with_credentials_and_a_key_is_refused_and_not_shown(to
 async def test_a_completion_that_fails_in_a_way_nobody_foresaw_is_no_fault_of_the_policy() -> None:
     """Left to gRPC it would look to the sandbox like a crash of its own, which is scored."""
     lease = Lease(a_plan(), ScriptedCompleter([ZeroDivisionError("of ours")]), None, {})
-    assert (await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")).ended == "record_error"
+    assert (await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"1")).ended == "record_error"
     assert await lease.ended() == Refused("record_error", "no completion: ZeroDivisionError")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -13,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from orchestrator.completion.base import LONG_CHARS, encoded
-from orchestrator.completion.tokenizer import HubTokenizer, check_source
+from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
 from orchestrator.errors import EnvironmentUnusable
 
 CORPUS = [
@@ -160,3 +161,15 @@ async def test_a_long_text_of_few_tokens_is_encoded_whole() -> None:
 def test_a_name_that_can_be_no_path_is_no_folder(name: str) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"does not exist|not on this machine"):
         check_source(name, here_only=True)
+
+
+def test_a_tokenizer_that_is_not_here_is_looked_for_nowhere_where_the_hub_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        EnvironmentUnusable, match="'nobody/nothing' is not on this machine and HF_HUB_OFFLINE is set"
+    ):
+        load_tokenizer("nobody/nothing")
+    with pytest.raises(EnvironmentUnusable, match=r"tokenizer folder .* does not exist"):
+        load_tokenizer(str(tmp_path / "none"))

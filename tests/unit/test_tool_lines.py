@@ -14,11 +14,13 @@ from orchestrator.calls.structured import structured
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.line import visible_text
+from orchestrator.completion.shape import tools_text
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import FullContext
-from orchestrator.proxy.lease import MAX_TOO_LONG, Lease
-from orchestrator.proxy.said import Asked, Reply, Spoken
+from orchestrator.proxy.completions import MAX_TOO_LONG
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.requests import AgentRequest, CallMessage, Reply
 from orchestrator.run.line import recorded_attempt, recorded_line
 from orchestrator.types import (
     Attempt,
@@ -168,7 +170,7 @@ class Program:
 
     async def ask(self, *talk: Message, wishes: Wishes = WISHES) -> Reply:
         self.asked += 1
-        asked = Asked(self.asked, CompletionKind.ACTION, talk, wishes=wishes)
+        asked = AgentRequest(self.asked, CompletionKind.ACTION, talk, wishes=wishes)
         return await self.lease.complete(asked, str(self.asked).encode())
 
     @property
@@ -185,14 +187,14 @@ class Program:
         return self.tokenizer.decode([t for t, learn in zip(made.tokens_T, made.trained_T, strict=True) if learn])
 
 
-def sent_back(reply: Reply, **changes: Any) -> Spoken:
+def sent_back(reply: Reply, **changes: Any) -> CallMessage:
     """A completion as programs send it back: other ids, another order of keys, no text."""
-    assert reply.said is not None
+    assert reply.parsed is not None
     calls = tuple(
         Call(f"call_{i}", call.name, json.dumps(dict(reversed(list(json.loads(call.arguments).items())))))
-        for i, call in enumerate(reply.said.calls)
+        for i, call in enumerate(reply.parsed.calls)
     )
-    return Spoken(**{"role": "assistant", "content": "", "calls": calls, **changes})
+    return CallMessage(**{"role": "assistant", "content": "", "calls": calls, **changes})
 
 
 async def test_what_comes_back_in_other_words_continues_the_sampled_line(tokenizer: HubTokenizer) -> None:
@@ -204,14 +206,14 @@ async def test_what_comes_back_in_other_words_continues_the_sampled_line(tokeniz
     talk: list[Message] = [SYSTEM, TASK]
     for _ in range(2):
         reply = await program.ask(*talk)
-        assert reply.said is not None
-        assert [(c.name, json.loads(c.arguments)) for c in reply.said.calls] == [
+        assert reply.parsed is not None
+        assert [(c.name, json.loads(c.arguments)) for c in reply.parsed.calls] == [
             ("weather", {"city": "Rome", "days": 2})
         ]
-        talk += [sent_back(reply), Spoken("tool", "21 degrees", call_id="call_0")]
+        talk += [sent_back(reply), CallMessage("tool", "21 degrees", call_id="call_0")]
     last = await program.ask(*talk)
-    assert last.said is not None
-    assert last.said.calls == ()
+    assert last.parsed is not None
+    assert last.parsed.calls == ()
     assert program.segments == [0, 0, 0]
     assert program.trained().count('"city":  "Rome"') == 2
     assert program.line.count("21 degrees") == 2
@@ -224,7 +226,7 @@ async def test_a_result_is_printed_as_one_where_the_template_wants_a_call_before
     format = str(tokenizer.call_format)
     program = Program(tokenizer, SAMPLED[format] + ENDS[format], "Warm.")
     reply = await program.ask(SYSTEM, TASK)
-    await program.ask(SYSTEM, TASK, sent_back(reply), Spoken("tool", "21 degrees", call_id="call_0"))
+    await program.ask(SYSTEM, TASK, sent_back(reply), CallMessage("tool", "21 degrees", call_id="call_0"))
     assert tokenizer.shape.results
     printed = {
         "hermes": "<|im_end|>\n<|im_start|>user\n<tool_response>\n21 degrees",
@@ -242,10 +244,10 @@ async def test_the_end_of_a_call_is_known_by_the_template_alone() -> None:
     talk: list[Message] = [SYSTEM, TASK]
     for _ in range(2):
         reply = await program.ask(*talk)
-        talk += [sent_back(reply), Spoken("tool", "21 degrees", call_id="call_0")]
+        talk += [sent_back(reply), CallMessage("tool", "21 degrees", call_id="call_0")]
     last = await program.ask(*talk)
-    assert last.said is not None
-    assert last.said.content == "It is warm."
+    assert last.parsed is not None
+    assert last.parsed.content == "It is warm."
     assert program.segments == [0, 0, 0]
     assert program.trained().count("<|call|>") == program.line.count("<|call|>") == 2
 
@@ -261,7 +263,7 @@ async def test_tools_that_a_template_prints_before_each_last_question_are_in_a_l
     talk: list[Message] = [SYSTEM, TASK]
     reply = await program.ask(*talk)
     result = [Message("assistant", "Which city?")]
-    talk += result if plain else [sent_back(reply), Spoken("tool", "21 degrees", call_id="call_0")]
+    talk += result if plain else [sent_back(reply), CallMessage("tool", "21 degrees", call_id="call_0")]
     if not plain:
         await program.ask(*talk)
         talk += [Message("assistant", "Warm.")]
@@ -276,7 +278,7 @@ async def test_a_conversation_with_results_may_go_on_without_tools(tokenizer: Hu
     format = str(tokenizer.call_format)
     program = Program(tokenizer, SAMPLED[format] + ENDS[format], "Warm.")
     reply = await program.ask(SYSTEM, TASK)
-    result = Spoken("tool", "21 degrees", call_id="call_0")
+    result = CallMessage("tool", "21 degrees", call_id="call_0")
     last = await program.ask(SYSTEM, TASK, sent_back(reply), result, wishes=Wishes())
     assert last.completion is not None
     assert program.segments == [0, 1]
@@ -292,11 +294,19 @@ def test_a_template_without_system_messages_may_print_tools() -> None:
     assert (shape.tools, shape.results, shape.neighbours, shape.late_system) == (True, True, True, False)
 
 
+def test_the_text_of_tools_is_what_the_template_prints_of_them(qwen: HubTokenizer) -> None:
+    with_tools = qwen.render((TASK,), generation_prompt=True, tools=(TOOL,))
+    text = tools_text(qwen, (TOOL,))
+    assert text.count("The weather of a city.") == 1
+    assert with_tools.count(text) == 1
+    assert with_tools.replace(text, "") == qwen.render((TASK,), generation_prompt=True)
+
+
 async def test_the_line_is_what_the_template_prints(qwen: HubTokenizer) -> None:
     exact = CALL.replace('"city":  ', '"city": ')
     program = Program(qwen, exact + "<|im_end|>", "It is warm.<|im_end|>")
     reply = await program.ask(SYSTEM, TASK)
-    await program.ask(SYSTEM, TASK, sent_back(reply), Spoken("tool", "21 degrees", call_id="call_0"))
+    await program.ask(SYSTEM, TASK, sent_back(reply), CallMessage("tool", "21 degrees", call_id="call_0"))
     arguments = {"city": "Rome", "days": 2}
     printed = qwen._tokenizer.apply_chat_template(
         [
@@ -323,11 +333,11 @@ async def test_parallel_calls_and_a_text_before_them(qwen: HubTokenizer) -> None
     other = CALL.replace("Rome", "Oslo")
     program = Program(qwen, f"I look.\n{CALL}\n{other}<|im_end|>", "Both.<|im_end|>")
     reply = await program.ask(SYSTEM, TASK)
-    assert reply.said is not None
-    assert reply.said.content == "I look."
-    assert [json.loads(call.arguments)["city"] for call in reply.said.calls] == ["Rome", "Oslo"]
-    assert len({call.id for call in reply.said.calls}) == 2
-    results = (Spoken("tool", "cold", call_id="call_1"), Spoken("tool", "warm", call_id="call_0"))
+    assert reply.parsed is not None
+    assert reply.parsed.content == "I look."
+    assert [json.loads(call.arguments)["city"] for call in reply.parsed.calls] == ["Rome", "Oslo"]
+    assert len({call.id for call in reply.parsed.calls}) == 2
+    results = (CallMessage("tool", "cold", call_id="call_1"), CallMessage("tool", "warm", call_id="call_0"))
     await program.ask(SYSTEM, TASK, sent_back(reply, content="I look."), *results)
     assert program.segments == [0, 0]
     assert program.line.index("warm") < program.line.index("cold")  # in the order of the calls
@@ -338,11 +348,11 @@ async def test_a_call_that_does_not_come_back_opens_another_line(qwen: HubTokeni
     texts = [f"{CALL}\n{CALL.replace('Rome', 'Oslo')}<|im_end|>", "Warm.<|im_end|>", "Cold.<|im_end|>"]
     program = Program(qwen, *texts)
     first, second = sent_back(await program.ask(SYSTEM, TASK)).calls
-    talk = [SYSTEM, TASK, Spoken("assistant", "", (first,)), Spoken("tool", "21", call_id=first.id)]
+    talk = [SYSTEM, TASK, CallMessage("assistant", "", (first,)), CallMessage("tool", "21", call_id=first.id)]
     await program.ask(*talk)
     assert program.segments == [0, 1]
     assert "Oslo" not in qwen.decode(program.lease.turns[1].prompt_ids or ())
-    talk += [Spoken("assistant", "", (second,)), Spoken("tool", "2", call_id=second.id)]
+    talk += [CallMessage("assistant", "", (second,)), CallMessage("tool", "2", call_id=second.id)]
     await program.ask(*talk)
     assert program.segments == [0, 1, 2]
     assert qwen.decode(program.lease.turns[2].prompt_ids or ()).count("Oslo") == 1
@@ -355,26 +365,26 @@ async def test_a_result_that_would_stand_in_another_call_s_place_is_refused(
     """Its place alone tells the model, and the template, which call it answers."""
     program = Program(qwen, f"{CALL}\n{CALL.replace('Rome', 'Oslo')}<|im_end|>", "Warm.<|im_end|>")
     talk = (SYSTEM, TASK, sent_back(await program.ask(SYSTEM, TASK)))
-    reply = await program.ask(*talk, *(Spoken("tool", "21", call_id=name) for name in answered))
+    reply = await program.ask(*talk, *(CallMessage("tool", "21", call_id=name) for name in answered))
     assert reply.refused is not None
-    assert "must answer the calls" in reply.refused.told
-    await program.ask(*talk, Spoken("tool", "21", call_id="call_0"))
+    assert "must answer the calls" in reply.refused.text
+    await program.ask(*talk, CallMessage("tool", "21", call_id="call_0"))
     assert program.segments == [0, 0]
 
 
 async def test_calls_without_results_are_no_beginning_of_an_answer(qwen: HubTokenizer) -> None:
     """Else the program's own call would come back as one that the model made."""
-    reply = await Program(qwen).ask(TASK, Spoken("assistant", "", (Call("x", "weather", "{}"),)))
+    reply = await Program(qwen).ask(TASK, CallMessage("assistant", "", (Call("x", "weather", "{}"),)))
     assert reply.refused is not None
-    assert "calls without results" in reply.refused.told
+    assert "calls without results" in reply.refused.text
 
 
 @pytest.mark.parametrize("text", ["<tool_call>\n{'name'", CALL.replace("weather", "nothing"), "plain <tool_call>"])
 async def test_a_malformed_call_is_text_and_goes_on_as_text(qwen: HubTokenizer, text: str) -> None:
     program = Program(qwen, f"{text}<|im_end|>", "Sorry.<|im_end|>")
     reply = await program.ask(SYSTEM, TASK)
-    assert reply.said is not None
-    assert (reply.said.calls, reply.said.content) == ((), text)
+    assert reply.parsed is not None
+    assert (reply.parsed.calls, reply.parsed.content) == ((), text)
     await program.ask(SYSTEM, TASK, Message("assistant", text), Message("user", "Try again."))
     assert program.segments == [0, 0]
 
@@ -382,13 +392,13 @@ async def test_a_malformed_call_is_text_and_goes_on_as_text(qwen: HubTokenizer, 
 async def test_other_calls_and_other_tools_open_another_line(qwen: HubTokenizer) -> None:
     program = Program(qwen, *[f"{CALL}<|im_end|>"] * 4)
     reply = await program.ask(SYSTEM, TASK)
-    forged = Spoken("assistant", "", (Call("x", "weather", '{"city": "Oslo"}'),))
-    result = Spoken("tool", "21", call_id="x")
+    forged = CallMessage("assistant", "", (Call("x", "weather", '{"city": "Oslo"}'),))
+    result = CallMessage("tool", "21", call_id="x")
     await program.ask(SYSTEM, TASK, forged, result)
     assert program.segments == [0, 1]
     assert '"city": "Oslo"' in qwen.decode(program.lease.turns[1].prompt_ids or ())
     assert qwen.encode("<tool_call>")[0] in (program.lease.turns[1].prompt_ids or ())
-    await program.ask(SYSTEM, TASK, sent_back(reply), Spoken("tool", "21", call_id="call_0"), wishes=Wishes())
+    await program.ask(SYSTEM, TASK, sent_back(reply), CallMessage("tool", "21", call_id="call_0"), wishes=Wishes())
     assert program.segments == [0, 1, 2]
 
 
@@ -420,7 +430,7 @@ async def test_tools_that_print_other_numbers_open_another_line(qwen: HubTokeniz
 async def test_a_control_token_in_an_argument_or_a_result_stays_text(qwen: HubTokenizer, hostile: str) -> None:
     program = Program(qwen, CALL.replace("Rome", hostile) + "<|im_end|>", "a<|im_end|>", "b<|im_end|>")
     reply = await program.ask(SYSTEM, TASK)
-    result = Spoken("tool", json.loads(f'"{hostile}"'), call_id="call_0")
+    result = CallMessage("tool", json.loads(f'"{hostile}"'), call_id="call_0")
     await program.ask(SYSTEM, TASK, sent_back(reply), result)
     assert program.segments == [0, 0]
     start = qwen.encode("<|im_start|>")[0]
@@ -434,12 +444,12 @@ async def test_a_demanded_call_begins_before_it_is_sampled(qwen: HubTokenizer) -
     program = Program(qwen, '{"city": "Rome"}}\n</tool_call><|im_end|>', "Warm.<|im_end|>")
     wishes = Wishes((TOOL,), "required", "weather")
     reply = await program.ask(SYSTEM, TASK, wishes=wishes)
-    assert reply.said is not None
-    assert [call.name for call in reply.said.calls] == ["weather"]
+    assert reply.parsed is not None
+    assert [call.name for call in reply.parsed.calls] == ["weather"]
     (turn,) = program.lease.turns
     assert turn.opening == '<tool_call>\n{"name": "weather", "arguments": '
     assert program.trained() == '{"city": "Rome"}}\n</tool_call><|im_end|>'
-    await program.ask(SYSTEM, TASK, sent_back(reply), Spoken("tool", "21", call_id="call_0"))
+    await program.ask(SYSTEM, TASK, sent_back(reply), CallMessage("tool", "21", call_id="call_0"))
     assert program.segments == [0, 0]
     made = trajectory(Record(0.0, turns=tuple(program.lease.turns)), qwen, "")
     assert made.messages[2].content == turn.opening + '{"city": "Rome"}}\n</tool_call>'
@@ -466,9 +476,9 @@ async def test_without_ids_calls_are_data_though_the_template_shows_no_tools() -
     program.completer.takes_ids = False
     program.lease = Lease(program.lease.plan, program.completer, program.tokenizer, {})
     reply = await program.ask(SYSTEM, TASK)
-    assert reply.said is not None
-    assert [call.name for call in reply.said.calls] == ["weather"]
-    await program.ask(SYSTEM, TASK, sent_back(reply), Spoken("tool", "21", call_id="call_0"))
+    assert reply.parsed is not None
+    assert [call.name for call in reply.parsed.calls] == ["weather"]
+    await program.ask(SYSTEM, TASK, sent_back(reply), CallMessage("tool", "21", call_id="call_0"))
     assert program.segments == [0, 0]
     sent = structured(program.completer.requests[1].messages, (TOOL,), program.completer.requests[1].call_format)
     assert [message["role"] for message in sent if "tool_calls" in message] == ["assistant"]
@@ -482,9 +492,9 @@ async def test_space_around_a_sampled_text_breaks_no_line(
     """Mistral's models begin every answer with a space."""
     program = Program(qwen, f"{text}<|im_end|>", "Yes.<|im_end|>")
     reply = await program.ask(SYSTEM, TASK)
-    assert reply.said is not None
-    back = Spoken("assistant", strip(reply.said.content), reply.said.calls)
-    follows = Spoken("tool", "21", call_id=back.calls[0].id) if back.calls else Message("user", "Sure?")
+    assert reply.parsed is not None
+    back = CallMessage("assistant", strip(reply.parsed.content), reply.parsed.calls)
+    follows = CallMessage("tool", "21", call_id=back.calls[0].id) if back.calls else Message("user", "Sure?")
     await program.ask(SYSTEM, TASK, back, follows)
     assert program.segments == [0, 0]
 
@@ -492,8 +502,8 @@ async def test_space_around_a_sampled_text_breaks_no_line(
 async def test_calls_are_left_in_the_text_where_none_is_wanted(qwen: HubTokenizer) -> None:
     program = Program(qwen, f"{CALL}<|im_end|>")
     reply = await program.ask(SYSTEM, TASK, wishes=Wishes((TOOL,), "none"))
-    assert reply.said is not None
-    assert (reply.said.content, reply.said.calls) == (CALL, ())
+    assert reply.parsed is not None
+    assert (reply.parsed.content, reply.parsed.calls) == (CALL, ())
 
 
 async def test_several_calls_go_on_where_the_template_prints_one_alone() -> None:
@@ -502,9 +512,9 @@ async def test_several_calls_go_on_where_the_template_prints_one_alone() -> None
     call = '{"name": "weather", "parameters": {"city":  "Rome"}}'
     program = Program(tokenizer, f"{call}; {call}<|eot_id|>", f"{call}<|eot_id|>", "Warm.<|eot_id|>")
     reply = await program.ask(SYSTEM, TASK)
-    assert reply.said is not None
-    assert len(reply.said.calls) == 2
-    results = [Spoken("tool", f"{n} degrees", call_id=f"call_{n}") for n in range(3)]
+    assert reply.parsed is not None
+    assert len(reply.parsed.calls) == 2
+    results = [CallMessage("tool", f"{n} degrees", call_id=f"call_{n}") for n in range(3)]
     talk = (SYSTEM, TASK, sent_back(reply), *results[:2])
     more = await program.ask(*talk)
     await program.ask(
@@ -519,8 +529,8 @@ async def test_the_beginning_of_an_answer_is_continued(qwen: HubTokenizer) -> No
     program = Program(qwen, " Rome.<|im_end|>", "Yes.<|im_end|>")
     begun = Message("assistant", "The city is")
     reply = await program.ask(TASK, begun, wishes=Wishes())
-    assert reply.said is not None
-    assert reply.said.content == " Rome."
+    assert reply.parsed is not None
+    assert reply.parsed.content == " Rome."
     assert program.line.endswith("<|im_start|>assistant\nThe city is Rome.<|im_end|>")
     assert program.trained() == " Rome.<|im_end|>"
     again = (TASK, Message("assistant", "The city is Rome."), Message("user", "Sure?"))
@@ -534,17 +544,17 @@ async def test_what_an_answer_began_with_is_not_given_again_beside_its_calls(
 ) -> None:
     program = Program(qwen, f" it up.\n{CALL}<|im_end|>", "Warm.<|im_end|>")
     reply = await program.ask(TASK, Message("assistant", begins))
-    assert reply.said is not None
-    assert reply.said.content.strip() == "it up."
-    back = sent_back(reply, content=begins + reply.said.content)
-    await program.ask(TASK, back, Spoken("tool", "21", call_id="call_0"))
+    assert reply.parsed is not None
+    assert reply.parsed.content.strip() == "it up."
+    back = sent_back(reply, content=begins + reply.parsed.content)
+    await program.ask(TASK, back, CallMessage("tool", "21", call_id="call_0"))
     assert program.segments == [0, 0]
 
 
 async def test_a_program_learns_which_stop_string_was_sampled(qwen: HubTokenizer) -> None:
     program = Program(qwen, "It is warm.\nEND", "It is.<|im_end|>")
     for number, stop in enumerate(("END", ""), start=1):
-        asked = Asked(number, CompletionKind.ACTION, (TASK,), stop=("STOP", "END"))
+        asked = AgentRequest(number, CompletionKind.ACTION, (TASK,), stop=("STOP", "END"))
         reply = await program.lease.complete(asked, str(number).encode())
         assert reply.stop == stop
 
@@ -556,7 +566,7 @@ async def test_a_conversation_too_long_is_refused_so_that_a_program_can_shorten_
         reply = await program.ask(long, wishes=Wishes())
         assert reply.refused is not None
         assert reply.refused.too_long
-        assert "maximum context length is 200 tokens (env.max_token_length)" in reply.refused.told
+        assert "maximum context length is 200 tokens (env.max_token_length)" in reply.refused.text
     assert (await program.ask(long, wishes=Wishes())).ended == "context_length"
     other = Program(qwen, "ok<|im_end|>", limits=some_limits(max_token_length=200))
     await other.ask(long, wishes=Wishes())
@@ -568,24 +578,24 @@ async def test_a_program_is_not_told_our_limit_where_the_endpoints_is_smaller(qw
     plan = a_plan(agent=an_agent(kind="program"), limits=some_limits(max_token_length=20_000))
     full = FullContext("a prompt of 9000 tokens for an endpoint that holds 4096")
     lease = Lease(plan, ScriptedCompleter([full]), qwen, {})
-    reply = await lease.complete(Asked(1, CompletionKind.ACTION, (TASK,)), b"1")
+    reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, (TASK,)), b"1")
     assert reply.refused is not None
     assert reply.refused.too_long
-    assert "holds 4096" in reply.refused.told
-    assert "20000" not in reply.refused.told
+    assert "holds 4096" in reply.refused.text
+    assert "20000" not in reply.refused.text
 
 
 async def test_long_arguments_of_a_program_do_not_hold_up_other_rollouts(qwen: HubTokenizer) -> None:
     """Model-written code can send them. Held up for long enough, every rollout of the run would be drawn again."""
     call = Call("x", "weather", f'{{"city": [{"1, " * 700_000}1]}}')
-    talk = (TASK, Spoken("assistant", "", (call,)), Spoken("tool", "x", call_id="x"))
+    talk = (TASK, CallMessage("assistant", "", (call,)), CallMessage("tool", "x", call_id="x"))
     took = []
     for served in (1, 24):
         program = Program(qwen, *[f"{CALL}<|im_end|>"] * served)
         for _ in range(served):
             await program.ask(SYSTEM, TASK)
         began = time.process_time()
-        program.lease._turns._talk.plain(talk)
+        program.lease._completions.turns._talk.plain(talk)
         took.append(time.process_time() - began)
     assert took[1] < 8 * took[0]  # it was read again for each completion
 
@@ -605,10 +615,10 @@ async def test_a_demanded_call_is_held_to_its_schema_and_its_line_goes_on(tokeni
     reply = await program.ask(SYSTEM, TASK, wishes=wishes)
     asked = program.completer.requests[0].wishes.response_format
     assert asked["json_schema"]["schema"] == TOOL["function"]["parameters"]
-    assert reply.said is not None
-    assert [(call.name, call.arguments) for call in reply.said.calls] == [("weather", '{"city": "Rome"}')]
+    assert reply.parsed is not None
+    assert [(call.name, call.arguments) for call in reply.parsed.calls] == [("weather", '{"city": "Rome"}')]
     assert program.trained() == '{"city": "Rome"}' + end
-    after = Spoken("tool", "21", call_id="call_0")
+    after = CallMessage("tool", "21", call_id="call_0")
     await program.ask(SYSTEM, TASK, sent_back(reply), after, wishes=Wishes((TOOL, other)))
     assert program.segments == [0, 0]
     assert program.trained() == '{"city": "Rome"}' + end + "Warm." + end
@@ -624,8 +634,8 @@ async def test_the_only_tool_is_demanded_with_its_schema_and_one_of_several_with
     first, second = (request.wishes.response_format for request in program.completer.requests)
     assert first == {}
     assert second["json_schema"]["schema"] == {"properties": {}, "type": "object"}
-    assert reply.said is not None
-    assert [call.name for call in reply.said.calls] == ["other"]
+    assert reply.parsed is not None
+    assert [call.name for call in reply.parsed.calls] == ["other"]
 
 
 async def test_a_schema_that_the_endpoint_refuses_is_left_out(qwen: HubTokenizer) -> None:
@@ -641,8 +651,8 @@ async def test_a_schema_that_the_endpoint_refuses_is_left_out(qwen: HubTokenizer
 
     program.completer.sample = refusing  # type: ignore[method-assign]
     reply = await program.ask(SYSTEM, TASK, wishes=Wishes((TOOL,), "required", "weather"))
-    assert reply.said is not None
-    assert [call.name for call in reply.said.calls] == ["weather"]
+    assert reply.parsed is not None
+    assert [call.name for call in reply.parsed.calls] == ["weather"]
     assert [bool(request.wishes.response_format) for request in program.completer.requests] == [True, False]
 
 
@@ -651,5 +661,5 @@ async def test_an_endpoint_that_keeps_to_no_schema_is_asked_for_none(qwen: HubTo
     program.completer.guides = False
     reply = await program.ask(SYSTEM, TASK, wishes=Wishes((TOOL,), "required", "weather"))
     assert program.completer.requests[0].wishes.response_format == {}
-    assert reply.said is not None
-    assert reply.said.calls
+    assert reply.parsed is not None
+    assert reply.parsed.calls

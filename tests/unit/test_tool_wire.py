@@ -12,7 +12,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked, Spoken
+from orchestrator.proxy.requests import AgentRequest, CallMessage
 from orchestrator.types import AgentSpec, Call, CompletionKind, ManagedAgent, Wishes
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan, an_agent
@@ -103,7 +103,7 @@ async def test_a_program_is_told_that_its_request_is_too_large_and_goes_on(name:
     assert (asked.refusal.param, asked.messages, asked.wishes) == (param, (), Wishes())
     lease = Lease(a_plan(agent=an_agent(kind="program")), ScriptedCompleter(["one"]), None, {})
     assert (await lease.complete(asked, b"1")).refused == asked.refusal
-    assert (await lease.complete(Asked(2, CompletionKind.ACTION, TALK), b"2")).completion is not None
+    assert (await lease.complete(AgentRequest(2, CompletionKind.ACTION, TALK), b"2")).completion is not None
 
 
 def test_brackets_in_texts_are_no_objects() -> None:
@@ -121,8 +121,8 @@ def test_tools_calls_and_results_arrive_as_they_were_sent() -> None:
     asked = wire.completion_request(request.SerializeToString())
     assert asked.wishes == Wishes((TOOL,), "required", "weather", {}, logprobs=True)
     assert asked.messages[1:] == (
-        Spoken("assistant", "", (Call("a", "weather", '{"b": 1,  "a": 2}'),)),
-        Spoken("tool", "21", call_id="a"),
+        CallMessage("assistant", "", (Call("a", "weather", '{"b": 1,  "a": 2}'),)),
+        CallMessage("tool", "21", call_id="a"),
     )
 
 
@@ -148,19 +148,19 @@ async def test_only_tool_calling_agents_bring_tools_and_nothing_else(
 ) -> None:
     lease = Lease(a_plan(agent=agent), ScriptedCompleter(["one"]), None, {})
     with pytest.raises(ProtocolError, match="only a program"):
-        await lease.complete(Asked(1, CompletionKind(kind), TALK, agent=name, wishes=wishes), b"1")
+        await lease.complete(AgentRequest(1, CompletionKind(kind), TALK, agent=name, wishes=wishes), b"1")
 
 
 async def test_results_come_with_the_tools_that_gave_them() -> None:
     lease = Lease(a_plan(agent=CALLING), ScriptedCompleter(["one"]), None, {})
     with pytest.raises(ProtocolError, match="without tools"):
-        await lease.complete(Asked(1, CompletionKind.ACTION, (*TALK, Spoken("tool", "x"))), b"1")
+        await lease.complete(AgentRequest(1, CompletionKind.ACTION, (*TALK, CallMessage("tool", "x"))), b"1")
 
 
 @pytest.mark.parametrize(("agent", "name"), [(CALLING, ""), (TEAM, "caller")])
 async def test_nothing_stops_a_call_before_its_end(agent: AgentSpec, name: str) -> None:
     completer = ScriptedCompleter(["one", "two"])
     lease = Lease(a_plan(agent=agent), completer, None, {})
-    await lease.complete(Asked(1, CompletionKind.ACTION, TALK, agent=name, wishes=TOOLS), b"1")
-    await lease.complete(Asked(2, CompletionKind.PLAN, TALK, agent=name), b"2")
+    await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK, agent=name, wishes=TOOLS), b"1")
+    await lease.complete(AgentRequest(2, CompletionKind.PLAN, TALK, agent=name), b"2")
     assert [request.stop for request in completer.requests] == [(), ("<end_plan>",)]

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked, ToolReply
+from orchestrator.proxy.requests import AgentRequest, ToolReply
 from orchestrator.proxy.wire import tool_response
 from orchestrator.rules.outcome import decide
 from orchestrator.run.lines import dumps
@@ -290,10 +290,10 @@ async def test_cpu_time_that_is_used_up_is_seen_before_anything_is_sampled_or_as
     for ask in ("completion", "tool"):
         completer = ScriptedCompleter(["x"])
         lease = Lease(a_plan(limits=some_limits(cpu_s=2.0)), completer, None, {}, cpu_s)
-        await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
+        await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"1")
         used_s.reverse()
         if ask == "completion":
-            assert (await lease.complete(Asked(2, CompletionKind.ACTION, TALK), b"2")).ended == "budget"
+            assert (await lease.complete(AgentRequest(2, CompletionKind.ACTION, TALK), b"2")).ended == "budget"
         else:
             assert (await lease.call_tool(1, b"1", "web_search", {})).ended == "budget"
         assert len(completer.requests) == 1
@@ -307,7 +307,7 @@ async def test_cpu_time_nobody_can_tell_is_no_reason_to_end() -> None:
         return None
 
     lease = Lease(a_plan(limits=some_limits(cpu_s=2.0)), ScriptedCompleter(["x"]), None, {}, unknown)
-    assert (await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")).ended is None
+    assert (await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"1")).ended is None
 
 
 async def test_bytes_are_counted_up_to_the_limit_and_not_past_it() -> None:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from orchestrator.rules.observer import Observer
-from orchestrator.settings.config import Config
+from orchestrator.settings.output import OutputSettings
 from orchestrator.telemetry import open_watchers
 from orchestrator.telemetry.tracing import Tracing
 from orchestrator.types import Attempt, Failed, FailedName, Group, Task, ToolCall
@@ -77,7 +77,7 @@ def test_failures_and_drops_are_errors_and_groups_left_open_end() -> None:
 async def test_nobody_watches_unless_asked() -> None:
     loaded = {name for name in sys.modules if name.startswith("opentelemetry.exporter")}
     async with AsyncExitStack() as stack:
-        assert await open_watchers(Config(), lambda: None, stack, Observer(), environ={}) == []
+        assert await open_watchers(OutputSettings(), "model", lambda: None, stack, Observer(), environ={}) == []
         off = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "TRUE"}
-        assert await open_watchers(Config(), lambda: None, stack, Observer(), environ=off) == []
+        assert await open_watchers(OutputSettings(), "model", lambda: None, stack, Observer(), environ=off) == []
     assert {name for name in sys.modules if name.startswith("opentelemetry.exporter")} == loaded

@@ -6,7 +6,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event
 
@@ -45,7 +45,11 @@ async def choose_base(engine: docker.APIClient, choice: str | None, progress: Ca
             return name
     if why := await _pull(engine, DEFAULT_BASE, progress):
         progress(f"{DEFAULT_BASE} cannot be pulled ({why}): making a Debian base instead")
-        await _make_debian_base(engine, progress)
+        with tempfile.TemporaryDirectory(prefix="orchestrator-base-") as scratch:
+            tar = Path(scratch) / "root.tar"
+            await debian_root(tar, progress)
+            progress(f"importing {DEBIAN_BASE}")
+            await asyncio.to_thread(_import, engine, tar)
         return DEBIAN_BASE
     return DEFAULT_BASE
 
@@ -53,10 +57,6 @@ async def choose_base(engine: docker.APIClient, choice: str | None, progress: Ca
 async def _pull(engine: docker.APIClient, name: str, progress: Callable[[str], None]) -> str | None:
     """Pulls `name`. Returns the reason if that fails."""
     progress(f"pulling {name}")
-    try:
-        await asyncio.to_thread(_ask_registry, name)
-    except (APIError, requests.RequestException) as error:
-        return one_line(str(getattr(error, "explanation", None) or error))
     stop = Event()
     try:
         return await asyncio.to_thread(_pull_stream, engine, name, stop)
@@ -64,16 +64,12 @@ async def _pull(engine: docker.APIClient, name: str, progress: Callable[[str], N
         stop.set()  # if cancelled, the thread ends at its next line
 
 
-def _ask_registry(name: str) -> None:
-    """Raises if the registry does not answer in time. The pull itself has no time limit."""
-    asking = connect(REGISTRY_TIMEOUT_S)
-    try:
-        asking.inspect_distribution(name)  # type: ignore[no-untyped-call]
-    finally:
-        asking.close()
-
-
 def _pull_stream(engine: docker.APIClient, name: str, stop: Event) -> str | None:
+    try:  # the registry must answer in time; the pull itself has no time limit
+        with closing(connect(REGISTRY_TIMEOUT_S)) as registry:
+            registry.inspect_distribution(name)  # type: ignore[no-untyped-call]
+    except (APIError, requests.RequestException) as error:
+        return one_line(str(getattr(error, "explanation", None) or error))
     repository, tag = docker.utils.parse_repository_tag(name)
     for line in engine.pull(repository, tag=tag or "latest", stream=True, decode=True):
         if stop.is_set():
@@ -81,14 +77,6 @@ def _pull_stream(engine: docker.APIClient, name: str, stop: Event) -> str | None
         if "error" in line:
             return why_refused(line["error"])
     return None
-
-
-async def _make_debian_base(engine: docker.APIClient, progress: Callable[[str], None]) -> None:
-    with tempfile.TemporaryDirectory(prefix="orchestrator-base-") as scratch:
-        tar = Path(scratch) / "root.tar"
-        await debian_root(tar, progress)
-        progress(f"importing {DEBIAN_BASE}")
-        await asyncio.to_thread(_import, engine, tar)
 
 
 def _import(engine: docker.APIClient, tar: Path) -> None:

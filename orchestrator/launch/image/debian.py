@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote
 
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.image.program import run_program
@@ -102,6 +103,6 @@ async def _apt(program: str, *arguments: str) -> list[str]:
 
 def _first_listed(uri: str) -> str | None:
     """The first mirror in the file that Debian's cloud images name in place of a URI."""
-    path = Path("/" + uri.removeprefix(_LIST_SCHEME).lstrip("/"))
+    path = Path("/" + unquote(uri).removeprefix(_LIST_SCHEME).lstrip("/"))
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     return next((line.split()[0] for line in lines if line.startswith("http")), None)

@@ -117,7 +117,13 @@ async def _build(
             unpacking = asyncio.to_thread(_unpacked, base_image, draft / "base")
             await builder.begin(None, *await uninterrupted(unpacking))
         else:
-            await _pull(builder, base_image)
+            try:
+                await builder.begin(base_image)
+            except EnvironmentUnusable as error:
+                raise EnvironmentUnusable(
+                    f"base image {base_image} cannot be pulled: {str(error).partition(': ')[2]}; where Docker has "
+                    f"it, run `docker save -o base.tar {base_image}`, and give --base-image ./base.tar here"
+                ) from error
         probed = await builder.run(["/bin/sh", "-c", 'exec python3 -c "$1"', "sh", PROBE])
         python = parse_probe(name, probed.encode())
         progress(f"base {name}, Python {python} on {python.machine}")
@@ -156,16 +162,6 @@ def _unpacked(name: str, root: Path) -> tuple[Path, list[str]]:
     with Archive(Path(name).expanduser()) as image_file:
         image_file.unpack(root)
     return root, image_file.config["Env"]
-
-
-async def _pull(builder: Buildah, name: str) -> None:
-    try:
-        await builder.begin(name)
-    except EnvironmentUnusable as error:
-        raise EnvironmentUnusable(
-            f"base image {name} cannot be pulled: {str(error).partition(': ')[2]}; where Docker has it, run "
-            f"`docker save -o base.tar {name}`, and give --base-image ./base.tar here"
-        ) from error
 
 
 def _labels(image: StoredImage) -> Mapping[str, str]:

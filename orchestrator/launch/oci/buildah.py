@@ -54,8 +54,11 @@ class Buildah:
             "XDG_RUNTIME_DIR": "",
             "BUILDAH_ISOLATION": "rootless" if self._rootless else "oci",
             "BUILDAH_RUNTIME": runtime,
-            **_login(),
         }
+        # The operator's logins to registries, as `docker login` keeps them.
+        logins = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+        if "REGISTRY_AUTH_FILE" not in os.environ and logins.is_file():
+            self._environment["REGISTRY_AUTH_FILE"] = str(logins)
 
     async def begin(self, image: str | None, root: Path | None = None, environment: Sequence[str] = ()) -> None:
         """Makes the base of what is built: `image` from a registry, else the files in `root`, a folder or a tar.
@@ -147,9 +150,3 @@ def remove_build(folder: Path) -> None:
 
 def _group(folder: Path) -> str:
     return f"orchestrator-build-{folder.name}"
-
-
-def _login() -> dict[str, str]:
-    """Where the operator's logins to registries are, as `docker login` keeps them."""
-    file = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
-    return {"REGISTRY_AUTH_FILE": str(file)} if "REGISTRY_AUTH_FILE" not in os.environ and file.is_file() else {}

@@ -101,7 +101,10 @@ class Keeper:
                 if self._selector.get_map().get(key.fd) is key:  # what came before it may have closed it
                     key.data()
             self._reap()
-            self._kill_overdue()
+            for pid, (deadline, then) in list(self._running.items()):
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                    self._running[pid] = math.inf, then  # once: it ends when the kernel lets it
 
     # ------------------------------------------------------------ the orchestrator
 
@@ -252,12 +255,6 @@ class Keeper:
         """Until something must be looked at that tells nobody. None: nothing."""
         due = min([self._until_s, *(deadline for deadline, _ in self._running.values())])
         return None if due == math.inf else max(0.0, due - time.monotonic())
-
-    def _kill_overdue(self) -> None:
-        for pid, (deadline, then) in list(self._running.items()):
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                self._running[pid] = math.inf, then  # once: it ends when the kernel lets it
 
 
 def _number(file: str) -> int:

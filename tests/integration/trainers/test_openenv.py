@@ -265,7 +265,7 @@ def test_a_bad_task_is_told_and_an_unknown_one_refused(endpoint: ScriptedEndpoin
             factory.create("nobody")
         with pytest.raises(ConfigError, match=r"several tasks have the id or question 'What\?'"):
             factory.create("What?")
-        with pytest.raises(ConfigError, match="task: dict is none; give a Task"):
+        with pytest.raises(ConfigError, match="task: a dict names no task; give a Task"):
             factory.create({"task": "q0"})
         conversation = [{"role": "system", "content": "Be good."}, {"role": "user", "content": TASKS[1].question}]
         session = factory.create(conversation, seed=1)

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked, Reply
+from orchestrator.proxy.requests import AgentRequest, Reply
 from orchestrator.rules.outcome import Refused
 from orchestrator.types import CompletionKind, Message
 from tests.fakes.plans import a_plan, an_agent, some_limits
@@ -30,7 +30,7 @@ class Rollout:
         self.talk: tuple[Message, ...] = (TASK,)
 
     async def ask(self) -> Reply:
-        reply = await self.lease.complete(Asked(self._asked, CompletionKind.ACTION, self.talk), b"")
+        reply = await self.lease.complete(AgentRequest(self._asked, CompletionKind.ACTION, self.talk), b"")
         if reply.completion is not None:
             self.talk = (*self.talk, Message("assistant", reply.completion.visible))
         return reply
@@ -42,7 +42,9 @@ class Rollout:
     async def fill(self, room: int) -> None:
         """One more message, with which the next prompt leaves so much room: a word of it is a token."""
         talk, most = (*self.talk, Message("user", "go")), CONTEXT - room
-        prepared = await self.lease._turns.prepared(Asked(self._asked, CompletionKind.ACTION, talk))
+        prepared = await self.lease._completions.turns.prepared(
+            AgentRequest(self._asked, CompletionKind.ACTION, talk)
+        )
         self.talk = (*self.talk, Message("user", "go" + " go" * (most - prepared.tokens)))
 
 
@@ -89,7 +91,7 @@ async def test_so_it_does_where_the_server_did_not_say_what_it_holds(
 ) -> None:
     """As behind a gateway with a model list of its own: vLLM's refusals are known, and a control is answered."""
     async with a_rollout(plain, tokenizer) as rollout:
-        completer = rollout.lease._completer
+        completer = rollout.lease._completions._completer
         assert isinstance(completer, IdCompleter)
         completer.context_length = None
         assert (await rollout.ask()).completion is not None
@@ -110,7 +112,7 @@ async def test_a_program_may_shorten_its_conversation(plain: VllmServer, tokeniz
         assert refused is not None
         assert refused.too_long
         rollout.talk = (*kept, Message("user", "And backwards?"))
-        asked = Asked(3, CompletionKind.ACTION, rollout.talk)
+        asked = AgentRequest(3, CompletionKind.ACTION, rollout.talk)
         assert (await rollout.lease.complete(asked, b"")).completion is not None
 
 

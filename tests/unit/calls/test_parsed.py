@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.calls.parsed import MAX_CALLS, Said, parsed, same_calls
+from orchestrator.calls.parsed import MAX_CALLS, ParsedText, parsed, same_calls
 from orchestrator.types import Call, CallFormat
 from tests.unit.calls.printed import tool
 
@@ -174,7 +174,7 @@ LEFT: list[tuple[CallFormat, str]] = [
 
 @pytest.mark.parametrize(("format", "text"), LEFT)
 def test_a_text_without_a_whole_call_stays_as_it_is(format: CallFormat, text: str) -> None:
-    assert parsed(text, format, TOOLS, 0) == Said(text, ())
+    assert parsed(text, format, TOOLS, 0) == ParsedText(text, ())
 
 
 def test_ids_are_nine_letters_and_digits_and_differ() -> None:

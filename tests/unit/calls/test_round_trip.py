@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.calls.formats import READERS
+from orchestrator.calls.formats import FORMATS
 from orchestrator.calls.parsed import parsed, same_calls
 from orchestrator.types import Call, CallFormat
 from tests.unit.calls.printed import TEMPLATES, Calls, printed, tool
@@ -82,7 +82,7 @@ def test_printed_calls_are_read(name: str, data: st.DataObject) -> None:
 TOOLS = [tool("look", q="integer")]
 
 
-@pytest.mark.parametrize("format", READERS)
+@pytest.mark.parametrize("format", FORMATS)
 @given(text=st.text(st.characters()) | MARKED)
 def test_no_text_is_lost(format: CallFormat, text: str) -> None:
     said = parsed(text, format, TOOLS, 0)

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigError, ScorerError
+from orchestrator.rules.redact import Secret
 from orchestrator.scorers.base import ROW_SCORERS
 from orchestrator.scorers.correctness import _GRADERS
 from orchestrator.scorers.open import open_scorer
 from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer, needed
+from orchestrator.settings.scoring import ScoringSettings
 from orchestrator.settings.sources import load_config
 from orchestrator.types import Ended, EndedName
 
@@ -117,9 +119,8 @@ def test_unknown_strategy_is_refused_by_name() -> None:
 
 async def test_debug_logs_the_parts(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
-        scorer = await open_scorer(
-            load_config(["--env.debug_scoring", "--env.scoring_strategy", "combined"]), stack
-        )
+        settings = ScoringSettings(scoring_strategy="combined", debug_scoring=True)
+        scorer = await open_scorer(settings, Secret(), 0.0, stack)
         with caplog.at_level(logging.INFO, "orchestrator"):
             await scorer.score(plan(), PERFECT, FINISHED)
     assert "combined 0.9900 (correctness 1.000, format 1.000" in caplog.text

@@ -77,11 +77,11 @@ def test_prompts_of_another_dataset_are_found_by_their_question() -> None:
     [
         (
             "What is 18 plus 25?",
-            r"a prompt is none of the tasks: 'What is 18 plus 25\?'; give rollout_func all tasks",
+            r"a prompt matches no task: 'What is 18 plus 25\?'; give rollout_func all tasks",
         ),
-        ([{"role": "user", "content": [{"type": "text"}]}], "a prompt is none of the tasks"),
-        ([], "a prompt is none of the tasks"),
-        (None, "a prompt is none of the tasks"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "a prompt matches no task"),
+        ([], "a prompt matches no task"),
+        (None, "a prompt matches no task"),
         ("What is in the file?", r"2 tasks have the question 'What is in the file\?'; make .*dataset"),
         ([{"role": "user", "content": "?", "task_id": "gone"}], "has the task_id 'gone', which none of the tasks"),
         ("x" * 500, "'x{80}…'"),

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from orchestrator.completion.base import CompletionRequest, Endpoint
 from orchestrator.completion.retry import RetryPolicy
-from orchestrator.completion.sampled import IdCompletions, Sampled
+from orchestrator.completion.sampled import IdCompletions, RawSample
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution
 from orchestrator.rules.policy import Policy
 
 # One answer for the prompt's ids. `finish_reason` empty: the function cannot tell a stop from a length. Raises
 # Retryable for a passing fault, CompletionError, ContextLengthError.
-Sampler = Callable[[CompletionRequest], Awaitable[Sampled]]
+Sampler = Callable[[CompletionRequest], Awaitable[RawSample]]
 
 
-class CalledCompleter(IdCompletions):
+class CallbackCompleter(IdCompletions):
     """Completions of a program's function. What it gives is checked and continued like an endpoint's answers."""
 
     joins = True
@@ -41,7 +41,7 @@ class CalledCompleter(IdCompletions):
 
     async def _sampled(
         self, request: CompletionRequest, model: str, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> Sampled:
+    ) -> RawSample:
         sampled = await self._sampler(request)
         if sampled.finish_reason:
             return sampled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.calls.parsed import Said
+from orchestrator.calls.parsed import ParsedText
 from orchestrator.types import Call, Completion, CompletionKind, Message, RequestNotes, Step, Wishes
 
 
@@ -12,7 +12,7 @@ from orchestrator.types import Call, Completion, CompletionKind, Message, Reques
 class Refusal:
     """Why a program's request is not served, for the program. `param`: OpenAI's name of the field at fault."""
 
-    told: str
+    text: str
     param: str = ""
     too_long: bool = False
 
@@ -21,7 +21,7 @@ class RequestRefused(Exception):
     """A program's request cannot be served. Nothing was sampled, and the rollout goes on."""
 
     def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.told)
+        super().__init__(refusal.text)
         self.refusal = refusal
 
 
@@ -37,7 +37,7 @@ class Reply:
     completion: Completion | None = None
     ended: str | None = None
     refused: Refusal | None = None
-    said: Said | None = None
+    parsed: ParsedText | None = None
     logprobs: tuple[tuple[str, float], ...] = ()
     stop: str = ""
     counted: int | None = None
@@ -53,7 +53,7 @@ class ToolReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken(Message):
+class CallMessage(Message):
     """A message with calls as data, as agents send it. `calls`: the tools that an assistant calls, besides what it
     says. `call_id`: the call that a tool's result answers."""
 
@@ -62,7 +62,7 @@ class Spoken(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AgentRequest:
     """A request for a completion. `agent`: the managed agent that asks; empty: the main one. `steps` and `notes`:
     since the last request. `count_only`: only the tokens of the prompt are wanted. `refusal`: it is over a limit,
     and was not read further. `is_long`: what is done with all of it takes milliseconds."""

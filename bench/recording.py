@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.demo.recording import RECORDING, ROLLOUTS, ROOT, TASKS, Recording, lines
-from orchestrator.demo.tokenizer import PACKED, full
+from orchestrator.demo.tokenizer import PACKED, original
 from orchestrator.settings.table import EnvSettings
 
 _ROLLOUT = ("schema", "task_id", "index", "outcome", "answer", "score")
@@ -94,8 +94,8 @@ def _dumps(value: object, *, spaced: bool = False) -> str:
 
 def pack(folder: Path) -> None:
     """Writes the packed form of a tokenizer folder. Raises ValueError where merges do not give the vocabulary."""
-    whole = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    model = whole["model"]
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    model = content["model"]
     vocabulary: dict[str, int] = model.pop("vocab")
     by_id = sorted(vocabulary, key=lambda token: vocabulary[token])
     merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model.pop("merges")]
@@ -103,11 +103,11 @@ def pack(folder: Path) -> None:
         "bytes": by_id[:256],
         "merges": "\n".join(" ".join(merge) for merge in merges),
         "rest": by_id[256 + len(merges) :],
-        "tokenizer": whole,
+        "tokenizer": content,
         "config": json.loads((folder / "tokenizer_config.json").read_text("utf-8")),
     }
-    if full(packed)["model"]["vocab"] != vocabulary:
-        raise ValueError(f"{folder} is no byte-level BPE with its vocabulary in the order of its merges")
+    if original(packed)["model"]["vocab"] != vocabulary:
+        raise ValueError(f"{folder} is not a byte-level BPE with its vocabulary in the order of its merges")
     text = json.dumps(packed, ensure_ascii=False, separators=(",", ":")).encode()
     PACKED.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
 

@@ -32,7 +32,7 @@ def unpack(cache: Path | None = None) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
-            (draft / "tokenizer.json").write_text(json.dumps(full(packed), ensure_ascii=False), "utf-8")
+            (draft / "tokenizer.json").write_text(json.dumps(original(packed), ensure_ascii=False), "utf-8")
             (draft / "tokenizer_config.json").write_text(json.dumps(packed["config"], ensure_ascii=False), "utf-8")
             draft.chmod(0o755)
             draft.rename(folder)
@@ -46,7 +46,7 @@ def unpack(cache: Path | None = None) -> Path:
     return folder
 
 
-def full(packed: dict[str, Any]) -> dict[str, Any]:
+def original(packed: dict[str, Any]) -> dict[str, Any]:
     """The original tokenizer.json."""
     merges = [merge.split(" ") for merge in packed["merges"].split("\n")]
     tokens = [*packed["bytes"], *("".join(merge) for merge in merges), *packed["rest"]]

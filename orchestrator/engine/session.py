@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from orchestrator.engine.description import describe, summary
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import CostReached, RunUnhealthy
+from orchestrator.host.advice import is_new
 from orchestrator.rules.waits import first_error
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.ending import ending
@@ -73,7 +74,7 @@ class Session:
                 await describe(opened.run, maker, tasks, opened.about)
                 observer.writer = opened.run
                 files.enter_context(ending(self.path, self.tally, lambda: orchestrator.cut_short))
-                for note in observer.notes:
+                for note in filter(is_new, observer.notes):
                     self.say(f"note: {note}")
                 self.say(summary(maker))
                 if maker.shared.spending.purse is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from contextlib import suppress
 
+from orchestrator.launch.fitting import RUNC
 from orchestrator.run.proof import state_folder
 
 _FILE = "advice-given"
@@ -12,8 +13,10 @@ _MOST_BYTES = 64 << 10
 
 
 def is_new(note: str) -> bool:
-    """Whether this user has not been given the note on this machine; from now on they have. Where nothing can be
-    remembered, every note is new."""
+    """Whether a note is to be printed. The one on runc's age is new once: from now on this user has been given it
+    on this machine. Where nothing can be remembered, every note is new."""
+    if not note.startswith(RUNC):
+        return True
     folder = state_folder()
     line = f"{platform.node()}: {note}\n"
     with suppress(OSError, ValueError):  # another encoding

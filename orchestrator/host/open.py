@@ -19,7 +19,6 @@ from orchestrator.completion.find_tokenizer import check_tokenizer, find_tokeniz
 from orchestrator.completion.startup import wait_sayer
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
-from orchestrator.host.advice import is_new
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.local import LocalHost
 from orchestrator.host.needs import HostNeeds, completion_needs
@@ -28,7 +27,6 @@ from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.descriptors import make_room
-from orchestrator.launch.fitting import RUNC
 from orchestrator.launch.make import make_launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
@@ -206,7 +204,7 @@ def _launcher(
         waived=frozenset(env.waive_hardening),
         allow_localhost_tcp=env.needs_localhost_tcp,
         oci_runtime=env.oci_runtime,
-        advise=lambda line: notes.append(line) if not line.startswith(RUNC) or is_new(line) else None,
+        advise=notes.append,
     )
     stack.push_async_callback(launcher.aclose)
     # Not in a thread: cancelled there, the directory would be made and never removed.

@@ -44,3 +44,8 @@ def test_what_cannot_be_remembered_is_said_again(state: Path, monkeypatch: pytes
 
 def test_the_note_on_runc_is_known_by_its_beginning() -> None:
     assert (old_runc("1.1.5") or "").startswith(RUNC)
+
+
+def test_other_notes_are_always_new(state: Path) -> None:
+    assert [is_new("1024 MB of memory"), is_new("1024 MB of memory")] == [True, True]
+    assert not state.exists()

@@ -194,11 +194,16 @@ def test_an_unknown_word_is_judged_by_what_came_with_it(reason: Any) -> None:
         reasons.end("abort", there=True, full=False)
 
 
-@pytest.mark.parametrize("reason", ["error", "cancelled", "network_error", {"type": "timeout"}])
-def test_what_the_service_broke_off_is_no_sample_however_much_came(reason: Any) -> None:
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [("error", "broken_off"), ("cancelled", "broken_off"), ("network_error", "broken_off"),
+     ({"type": "timeout"}, "out_of_time")],
+)  # fmt: skip
+def test_what_the_service_broke_off_is_no_end_of_the_model_however_much_came(reason: Any, end: str) -> None:
     for full in (True, False):
+        assert FinishReasons("an endpoint").end(reason, there=True, full=full) == end
         with pytest.raises(Retryable, match="broke off"):
-            FinishReasons("an endpoint").end(reason, there=True, full=full)
+            FinishReasons("an endpoint").end(reason, there=False, full=full)
 
 
 @pytest.mark.parametrize(

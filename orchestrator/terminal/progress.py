@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import TextIO
@@ -74,13 +73,3 @@ class PlainProgress(Listener):
 
     def bad_task(self, task: BadTask) -> None:
         self.say(f"bad task {task.task_id[:80]}: {task.reason}")
-
-
-def open_progress(wanted: int | None, tally: Tally, stream: TextIO | None = None) -> PlainProgress:
-    """The view of a running run that fits `stream`, as a context manager."""
-    stream = stream or sys.stderr
-    if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        return PlainProgress(wanted, tally, stream)
-    from orchestrator.terminal.live import LiveProgress
-
-    return LiveProgress(wanted, tally, stream)

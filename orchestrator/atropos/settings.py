@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from pydantic import Field, create_model
@@ -18,6 +18,7 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
+from orchestrator.types import ServerType
 
 _ENV_ROWS = EnvSettings.rows()
 _OWN_TYPES = {"tokenizer_name": str | None, "max_num_workers": int}
@@ -50,7 +51,7 @@ OrchestratorEnvConfig = create_model("OrchestratorEnvConfig", __base__=BaseEnvCo
 class OrchestratorServerConfig(APIServerConfig):  # type: ignore[misc]
     """One endpoint; with `auto` it is asked which server it is."""
 
-    server_type: Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"] = "auto"
+    server_type: ServerType = "auto"
     health_check: bool = False
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
 

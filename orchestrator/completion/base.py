@@ -146,7 +146,7 @@ def fitted(request: CompletionRequest, context_length: int | None) -> Completion
     if exact and prompt >= context_length:
         raise FullContext(f"a prompt of {prompt} tokens for an endpoint that holds {context_length}")
     # Of a text the endpoint alone knows the length: what is counted here may be too much, and it may still fit.
-    most = max(1, context_length // 16, context_length - prompt)
+    most = context_length - prompt if exact else max(1, context_length // 16, context_length - prompt)
     return replace(request, sampling=replace(request.sampling, max_tokens=most))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -61,7 +62,7 @@ CONTROL_TOKENS = 16
 MAX_BODY_BYTES = 32 << 20
 LONG_TALK = 100  # messages
 _PLAIN = kind_of(Wishes())
-_OF_TEMPLATE = (400, 422, 500)  # with these servers tell of a template that raised
+_TEMPLATE = re.compile(r"template|jinja|raise_exception|\broles?\b", re.IGNORECASE)
 _REFUSING = (500, 501)  # besides 4xx: with these some servers refuse a parameter or a role
 
 
@@ -237,7 +238,7 @@ class ChatCompleter:
             names_parameter = await aside_if(_is_long(request), self._after, form, error, request) is not None
         except ParameterError:
             names_parameter = True
-        blind = self._may_be_extras(error, form) or (error.status in _OF_TEMPLATE and form.may_fold(request))
+        blind = self._may_be_extras(error, form) or _may_be_template(error, form, request)
         if not names_parameter and (kind in self._served or not blind):
             return False
         async with self._learning:
@@ -265,7 +266,7 @@ class ChatCompleter:
             changed = self._after(form, error, request)
             if changed is None and self._may_be_extras(error, form):
                 changed = form.without_extras()
-            elif changed is None and error.status in _OF_TEMPLATE and form.may_fold(request):
+            elif changed is None and _may_be_template(error, form, request):
                 folds, changed = True, replace(form, folds_system=True)  # its template may refuse the role
             if changed is None:
                 return None
@@ -330,6 +331,13 @@ class ChatCompleter:
         if fault:  # no retry: an endpoint may not know seeds, and a retry would then give another sample
             raise UnusableSample(fault, completion)
         return completion
+
+
+def _may_be_template(error: Refusal | Retryable, form: RequestForm, request: CompletionRequest) -> bool:
+    """Whether the server's chat template may have refused the system message, in whatever words. A 500 has to name
+    the template: it may pass."""
+    named = (isinstance(error, Refusal) and error.of_text) or _TEMPLATE.search(error.words) is not None
+    return named and form.may_fold(request)
 
 
 def _thought(request: CompletionRequest) -> Completion:

@@ -33,12 +33,11 @@ from orchestrator.completion.versions import Attribution
 from orchestrator.completion.vllm import AtroposDialect, VllmDialect
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.rules.policy import Policy
-from orchestrator.types import CallFormat, Sampling
+from orchestrator.types import CallFormat, Sampling, ServerType
 
 log = logging.getLogger(__name__)
 
 TokenPolicy = Literal["auto", "exact", "retokenize"]
-ServerType = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"]
 LIST_TIMEOUT_S = 10.0
 _KNOWN = frozenset(("vllm", "sglang", "llamacpp"))  # the `owned_by` in model lists of servers that take ids
 

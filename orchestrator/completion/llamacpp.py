@@ -86,11 +86,12 @@ class LlamaCppDialect(Dialect):
             ids=ids,
             # Where its context is full, an old server drops the beginning and samples on: of another prompt.
             logprobs=None if full else logprobs,
-            finish_reason="truncated" if full else "length" if last["stop_type"] == "limit" else "stop",
+            finish_reason="length" if full or last["stop_type"] == "limit" else "stop",
             prompt_tokens=last["tokens_evaluated"],
             text="".join(event.get("content") or "" for event in answer),
             sampled_tokens=last["tokens_predicted"],
             ended=last["stop_type"] == "eos" and not full,
+            ran_over=full,
         )
 
 
@@ -154,7 +155,7 @@ class LlamaCppCompleter(IdCompleter):
     ) -> RawSample:
         events = await self._sent(request, model, timeout_s, headers)
         streamed = self.dialect.read(events)
-        if streamed.finish_reason == "truncated" and streamed.prompt_tokens < len(request.prompt_ids or ()):
+        if streamed.ran_over and streamed.prompt_tokens < len(request.prompt_ids or ()):
             raise ContextLengthError(
                 f"the server cut the prompt to {streamed.prompt_tokens} tokens: its context is full"
             )
@@ -170,7 +171,7 @@ class LlamaCppCompleter(IdCompleter):
             raise Retryable(
                 f"llama.cpp's answer lacks its token ids or log-probs: {type(error).__name__}"
             ) from error
-        if complete.logprobs is None:
+        if complete.ran_over:
             return replace(complete, ids=ids, text=None)
         untold = [place for place, value in enumerate(logprobs) if value is None]
         for place, value in (await self._logprobs(request, ids, untold, timeout_s)).items():

@@ -59,9 +59,10 @@ class RawSample:
 
     `logprobs` None: there are none of the raw distribution. `prompt_ids`: the prompt as the server says it got it.
     `text`: the ids as the server decodes them, compared by the probe to see whether both sides have the same
-    tokenizer. `sampled_tokens`: how many ids the server says it sampled. `policy_version`: of the last token;
-    `weight_versions`: of each, as SGLang tells it; `spans`: the same, read already. What is wrong with versions
-    costs no sample: then they are not known.
+    tokenizer. `ran_over`: the server dropped the beginning of a full context and sampled on. `sampled_tokens`:
+    how many ids the server says it sampled. `policy_version`: of the last token; `weight_versions`: of each, as
+    SGLang tells it; `spans`: the same, read already. What is wrong with versions costs no sample: then they are
+    not known.
     """
 
     ids: list[Any]
@@ -75,6 +76,7 @@ class RawSample:
     weight_versions: Any = None
     spans: tuple[PolicySpan, ...] = ()
     ended: bool = False
+    ran_over: bool = False
 
 
 class IdCompletions(ABC):
@@ -142,12 +144,16 @@ class IdCompletions(ABC):
         while True:
             before = _ids(parts)
             try:
-                _, part = await self._part(_rest(request, before), self.endpoint.timeout_s, None)
+                sampled, part = await self._part(_rest(request, before), self.endpoint.timeout_s, None)
             except Retryable as error:
                 if error.status is not None and await self._paused():
                     continue
                 raise
             all_parts = [*parts, part]
+            if sampled.ran_over:
+                text = f"the context of the server is full, with {sampled.prompt_tokens} prompt tokens"
+                full = ContextLengthError(text)
+                raise Interrupted(full, self._completion(all_parts, "length", request), tuple(all_parts))
             reason = part.finish_reason or self._over((*before, *part.ids), request)
             if reason is not None:
                 return self._completion(all_parts, reason, request)

@@ -57,9 +57,9 @@ def check_temporary() -> Iterator[Finding]:
     except EnvironmentUnusable as error:
         yield fail("TMPDIR", str(error))
         return
-    asked = os.environ.get("TMPDIR")
-    if asked and Path(asked) != folder:
-        yield warn("TMPDIR", f"{asked} cannot be written: {folder} is used instead")
+    setting = os.environ.get("TMPDIR")
+    if setting and Path(setting) != folder:
+        yield warn("TMPDIR", f"{setting} cannot be written: {folder} is used instead")
     length = len(os.fsencode(longest_socket(folder)))
     if socket_fits(folder):
         yield ok("TMPDIR", f"{folder}, socket paths of {length} bytes")

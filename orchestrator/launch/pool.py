@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
@@ -249,9 +250,8 @@ class WarmPool(Generic[P]):
         pool's own spec, the same is expected."""
         demand = sum(demand() for demand in self._demands) if self._demands else math.inf
         target = math.ceil(min(self._target + self._head_start, demand))
-        expected = [spec for spec, rollouts in self._expected.values() for _ in range(min(rollouts, target))][
-            :target
-        ]
+        coming = (spec for spec, rollouts in self._expected.values() for _ in range(rollouts))
+        expected = list(islice(coming, target))
         unknown = target - len(expected) if self._claimed_last == self._spec else 0
         return expected + [self._spec] * unknown
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 from orchestrator.rules.redact import Secret
 from orchestrator.rules.text import path_of
@@ -12,6 +12,7 @@ from orchestrator.settings.json_kinds import Headers
 from orchestrator.settings.kinds import Choice, Flag, Integer, Key, Number, Only, Text, is_url, seconds
 from orchestrator.settings.row import ATROPOS, ENDPOINT, EVALUATION, RUNS, Resume, row
 from orchestrator.settings.section import Settings
+from orchestrator.types import ServerType
 
 
 def _is_endpoint(text: str) -> bool:
@@ -46,10 +47,8 @@ class OpenAISettings(
     headers: Secret = row(
         Secret(), Headers(), 'sent with every request, like {"api-key": "KEY"}; a secret, as the key is'
     )
-    server_type: Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"] = row(
-        "auto",
-        Choice(("auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl")),
-        "its protocol; auto: found out by asking it",
+    server_type: ServerType = row(
+        "auto", Choice(get_args(ServerType)), "its protocol; auto: found out by asking it"
     )
     timeout: float = row(1200.0, seconds(above=0), "for one completion")
     startup_timeout: float = row(

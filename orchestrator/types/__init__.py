@@ -1,6 +1,6 @@
 """The vocabulary: frozen values that all rooms share. No I/O, no clock, no randomness."""
 
-from orchestrator.types.completions import Completion, CompletionKind, PolicySpan, Turn
+from orchestrator.types.completions import Completion, CompletionKind, PolicySpan, ServerType, Turn
 from orchestrator.types.confinement import Confinement, Mount, SandboxExit
 from orchestrator.types.groups import Group, Member, Score, TokenSource, Trajectory, is_solved
 from orchestrator.types.messages import (
@@ -77,6 +77,7 @@ __all__ = [
     "SandboxExit",
     "SandboxSpec",
     "Score",
+    "ServerType",
     "Split",
     "Step",
     "Task",

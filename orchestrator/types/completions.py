@@ -8,6 +8,9 @@ from typing import Literal
 
 from orchestrator.types.messages import Message, Tools
 
+# What `openai.server_type` names: the protocol of an endpoint.
+ServerType = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"]
+
 
 class CompletionKind(StrEnum):
     """What a completion is for. It decides the stop strings."""

@@ -136,7 +136,7 @@ def test_another_version_and_somebody_else_s_code_are_refused(
     config = {**told["config"], "env": {**told["config"]["env"], "scoring_strategy": "python:evil:scorer"}}
     for change, reason in (
         ({"schema": 2}, "has schema 2; this version reads 1"),
-        ({"config": config}, "a recording decides neither what code is called nor who is asked"),
+        ({"config": config}, "a recorded run chooses neither code nor services"),
     ):
         (there / "run.json").write_text(json.dumps({**told, **change}))
         assert rescore(there, home, tasks(home)) == 2

@@ -119,7 +119,7 @@ def test_a_folder_that_holds_nothing_makes_none(tmp_path: Path, kind: str) -> No
 @pytest.mark.parametrize(
     ("stream", "reason"),
     [
-        (b"tar", "no stream of files"),
+        (b"tar", "not a stream of files"),
         (record(b"../x", b"1"), "leaves its folder"),
         (record(b"/etc/x", b"1"), "leaves its folder"),
         (record(b"a/./x", b"1"), "leaves its folder"),

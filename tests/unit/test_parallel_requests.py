@@ -400,7 +400,7 @@ async def test_numbers_that_are_given_up_are_kept_up_to_a_limit(endpoint: HeldEn
 
 async def test_a_request_given_up_while_it_was_read_takes_no_place(endpoint: HeldEndpoint) -> None:
     """The program asks for another one in its place, perhaps in the same moment."""
-    lease = a_lease(endpoint, Limits(parallel_completions=1))
+    lease = a_lease(endpoint, some_limits(parallel_completions=1))
     await lease.give_up(1)
     late = asyncio.ensure_future(lease.complete(asked(1), b"1"))
     endpoint.let(2)

@@ -414,7 +414,7 @@ async def test_an_error_that_passes_teaches_no_folding() -> None:
     failures = iter(range(2))
 
     def says(body: dict[str, Any]) -> tuple[int, Any] | None:
-        return (500, error("worker died")) if next(failures, None) is not None else None
+        return (500, error("the chat template failed")) if next(failures, None) is not None else None
 
     async with serving(Strict(says)) as (address, bodies):
         completer = ChatCompleter(HttpClient(Endpoint(address, "m")), RetryPolicy(attempts=2))

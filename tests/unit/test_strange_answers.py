@@ -12,7 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from orchestrator.completion.base import CompletionRequest, Endpoint, ids_of
+from orchestrator.completion.base import CompletionRequest, Endpoint, UnusableSample, ids_of
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
 from orchestrator.completion.http import MAX_LINE_BYTES, HttpClient
@@ -227,7 +227,9 @@ async def test_a_first_completion_that_an_old_llamacpp_let_run_over_is_a_sample(
         completer = LlamaCppCompleter(LlamaCppDialect(), client, tokenizer, ONCE)
         server.body = b"data: %b\n\n" % orjson.dumps(over)
         made = CompletionRequest((), ids_of([1, 2]), (), SAMPLING, "r", "t", 0, 1)
-        completion = await completer.sample(made)
+        with pytest.raises(UnusableSample, match="context of the server is full") as over_full:
+            await completer.sample(made)
+        completion = over_full.value.completion
         assert (completion.tokens_T, completion.finish_reason) == ((5,), "length")
         assert completion.logprobs_T is None, "of another prompt than the record's"
         with pytest.raises(ContextLengthError, match="cut the prompt to 2 tokens"):

@@ -20,9 +20,10 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Makes pytest's folder before a test moves TMPDIR to a folder that ends with it."""
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """TMPDIR as it is before a test moves it to a folder that ends with the test; pytest's own is made in it."""
     tmp_path_factory.getbasetemp()
+    return tempfile.gettempdir()
 
 
 gc.disable()  # until all is collected: each round would look at everything that there is by then
@@ -34,9 +35,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def tmp_path() -> Iterator[Path]:
+def tmp_path(temporary_folder: str) -> Iterator[Path]:
     """As pytest's own, but with a path so short that sockets fit below it, with xdist too."""
-    with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="t", dir=temporary_folder, ignore_cleanup_errors=True) as folder:
         yield Path(folder).resolve()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -65,6 +66,7 @@ class Lease:
         self.tool_calls: list[ToolCall] = []
         self.steps: list[Step] = []
         self.control = control or EndpointControl(completer, tokenizer)
+        self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
         self._budgets = Budgets(plan, cpu_s)
         self._completions = Completions(
             plan,
@@ -75,13 +77,12 @@ class Lease:
             team=_team_tools(plan.agent, tools, self.equipment),
             control=self.control,
             purse=purse,
-            end=self.refuse,
+            end=partial(_refuse, self._ended),  # not a method: no circle that only a garbage collection ends
         )
         self._tool_replies: NumberedCalls[ToolReply] = NumberedCalls()
         self._step_chars = 0
         self._unused_fields: dict[str, None] = {}
         self._refusals: dict[str, None] = {}
-        self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
 
     @property
     def turns(self) -> list[Turn]:
@@ -227,9 +228,13 @@ class Lease:
 
     def refuse(self, name: str, detail: str) -> str:
         """Ends the lease with the outcome `name`, and returns `name`."""
-        if self.live:
-            self._ended.set_result(Refused(name, detail))
-        return name
+        return _refuse(self._ended, name, detail)
+
+
+def _refuse(ended: asyncio.Future[Submission | Refused], name: str, detail: str) -> str:
+    if not ended.done():
+        ended.set_result(Refused(name, detail))
+    return name
 
 
 def _team_tools(agent: AgentSpec, tools: Mapping[str, HostTool], equipment: Equipment) -> Tools:

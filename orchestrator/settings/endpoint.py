@@ -31,7 +31,7 @@ class OpenAISettings(
     base_url: str = row(
         "",
         Text("a URL with http:// or https://, or replay:RUN_DIR", "URL", _is_endpoint),
-        "where completions come from, like http://localhost:8000/v1",
+        "where completions come from, like http://localhost:9001/v1",
         resume=Resume.FREE_CONFIRM,
         first_run=RUNS,
     )

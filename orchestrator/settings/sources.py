@@ -1,7 +1,7 @@
 """Where settings come from: command line over environment over YAML over defaults.
 
-    load_config(["--env.group_size", "4", "--openai.base_url", "http://localhost:8000/v1"])
-    load_config(env={"group_size": 4}, openai={"base_url": "http://localhost:8000/v1"})
+    load_config(["--env.group_size", "4", "--openai.base_url", "http://localhost:9001/v1"])
+    load_config(env={"group_size": 4}, openai={"base_url": "http://localhost:9001/v1"})
 
 Environment: OPENAI_API_KEY, TAVILY_API_KEY, JUDGE_API_KEY, and ORCHESTRATOR_ENV__NAME and
 ORCHESTRATOR_OPENAI__NAME for any setting. A `.env` file in the working directory adds variables that are not set.

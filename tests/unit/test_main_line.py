@@ -69,6 +69,13 @@ def test_the_rule_names_the_main_line(rule: MainLine, segment: int) -> None:
     assert main_segment(turns, QUESTION, rule) == segment
 
 
+def test_a_model_that_repeats_the_question_does_not_choose_its_line() -> None:
+    repeated = (*OTHER, Message("assistant", f"You asked: {QUESTION}"), Message("user", "Go on."))
+    assert (
+        main_segment((asked(0, 2, talk=OTHER), asked(1, 2, talk=repeated), asked(2, 3)), QUESTION, "question") == 2
+    )
+
+
 def test_of_lines_of_the_same_length_the_first_is_the_main_one() -> None:
     assert main_segment((asked(0, 2), asked(1, 5), asked(2, 5)), rule="longest") == 1
 

@@ -85,7 +85,7 @@ def completed(
     tokenizer: Tokenizer, messages: Mapping[int, Message], conversation: tuple[Message, ...], tools: Tools
 ) -> bool:
     """Whether the template makes control tokens of these messages, of which none spells one. `messages`: them with
-    harmless words, by their places. `shown`: the conversation. Raises RecordError."""
+    harmless words, by their places in `conversation`. Raises RecordError."""
     printed = tokenizer.render(conversation, generation_prompt=False, tools=tools)
     replaced = tuple(messages.get(place, message) for place, message in enumerate(conversation))
     try:

@@ -1,4 +1,4 @@
-"""Where plans are carried out: on this machine (`here`) or on the nodes of a cluster (`cluster/`).
+"""Where plans are carried out: on this machine (`local`) or on the nodes of a cluster (`cluster/`).
 
 A run asks for room, is given a host for one attempt, and has it carry out the plan. What there is one of stays
 with the run: tasks, groups, retries, scores, files.

@@ -30,7 +30,7 @@ class Reply:
     """Answer to Complete: a completion, a refusal of this request, or the name of the outcome that ended the
     lease.
 
-    `said`: the completion as an agent gets it that has calls as data. `logprobs`: texts and log-probs of its
+    `parsed`: the completion as an agent gets it that has calls as data. `logprobs`: texts and log-probs of its
     tokens, if they were asked for. `stop`: the stop string that ended it, where one was sampled. `counted`: tokens
     of the prompt, where nothing was to be sampled."""
 

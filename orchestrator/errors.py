@@ -2,8 +2,9 @@
 
 `executor` turns a `RolloutError` of an attempt into its outcome, except `AuthenticationError`, which ends the run.
 At the start of a run, `host.open` turns it into `EnvironmentUnusable`; `host.breaker` and `launch.pool` wait and
-try again. `cli` prints one line that says what to do, and exits with 2 for `ConfigError`, 3 for `EnvironmentUnusable`
-and `AuthenticationError`, 1 for the rest. Any other exception that escapes is a bug and ends the process.
+try again. `cli` prints one line that says what to do, and exits with 2 for `ConfigError`, 3 for
+`EnvironmentUnusable` and `AuthenticationError`, 1 for the rest. Any other exception that escapes is a bug and ends
+the process.
 """
 
 from __future__ import annotations

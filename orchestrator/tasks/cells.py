@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         text = f"{value:f}" if value.is_finite() and abs(value.adjusted()) <= MAX_DIGITS else ""
         return text if 0 < len(text) <= 2 * MAX_DIGITS else foreign("decimal")
-    if isinstance(value, date | time) and value == value:  # the day that is none is not even equal to itself
+    if isinstance(value, date | time) and value == value:  # pandas' missing date is not equal to itself
         return value.isoformat()
     return str(value) if isinstance(value, UUID) else foreign(type(value).__name__)
 

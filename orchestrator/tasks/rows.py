@@ -135,7 +135,7 @@ def _id_text(row: Mapping[Any, Any]) -> str:
 def _scorer(row: Mapping[Any, Any]) -> str | None:
     value = _first(row, "scorer")
     if value is not None and value not in ROW_SCORERS:
-        raise BadRow(f"scorer {ascii(value)[:60]} is none of {', '.join(ROW_SCORERS)}")
+        raise BadRow(f"scorer {ascii(value)[:60]} is unknown; valid are {', '.join(ROW_SCORERS)}")
     return value  # type: ignore[no-any-return]  # None or a member of ROW_SCORERS
 
 
@@ -214,7 +214,7 @@ def _limits(row: Mapping[Any, Any]) -> Mapping[str, float]:
     value = _mapping(row, "limits")
     for name, number in value.items():
         if name not in LIMITS:
-            raise BadRow(f"limit {ascii(name)[:60]} is none of {', '.join(LIMITS)}")
+            raise BadRow(f"limit {ascii(name)[:60]} is unknown; valid are {', '.join(LIMITS)}")
         if isinstance(number, bool) or not isinstance(number, int if name in _COUNTS else int | float):
             expected = "a whole number" if name in _COUNTS else "a number of seconds"
             raise BadRow(f"limit {name} must be {expected}, not {kind_of(number)}")

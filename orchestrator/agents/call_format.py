@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import ConfigError
+from orchestrator.settings.sampling import SamplingSettings
 from orchestrator.types import AgentSpec, CallFormat
-
-if TYPE_CHECKING:
-    from orchestrator.settings.sampling import SamplingSettings
 
 
 def call_format(settings: SamplingSettings, agent: AgentSpec, tokenizer: Tokenizer | None) -> CallFormat | None:

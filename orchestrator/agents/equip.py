@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from orchestrator.agents.equipment import Equipment
 from orchestrator.agents.program import read_program
 from orchestrator.agents.templates import read_templates
 from orchestrator.errors import ConfigError
+from orchestrator.settings.agent import AgentSettings
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.tools.brought import demand_tool_names, host_tool, sandbox_tool
 from orchestrator.tools.functions import Workers
 from orchestrator.types import ManagedAgent
-
-if TYPE_CHECKING:
-    from orchestrator.settings.agent import AgentSettings
 
 
 def equip(settings: AgentSettings) -> Equipment:

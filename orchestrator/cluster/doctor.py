@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from orchestrator.cluster.image import image_id, nowhere
 from orchestrator.cluster.members import JOINING, first_nodes
@@ -18,9 +17,7 @@ from orchestrator.cluster.remote import Link, ListedNode, NodeLost, Remote
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.errors import EnvironmentUnusable
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
+from orchestrator.settings.config import Config
 
 NODE_S = 300.0  # for all of a node's answers; starting its actor and a sandbox may take 120 s each
 

@@ -6,14 +6,11 @@ With the launcher docker, the Engine is asked; what the launcher oci leaves is r
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from orchestrator.errors import DockerError, EnvironmentUnusable
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.reaper import reap, reap_directories
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
+from orchestrator.settings.config import Config
 
 
 def run(config: Config) -> int:

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.commands import process
 from orchestrator.demo.recording import RECORDING, Recording
@@ -32,10 +32,8 @@ from orchestrator.run.files import read_run, saved_env
 from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.saved import DEMO_TASKS
+from orchestrator.settings.table import EnvSettings
 from orchestrator.terminal.closing import print_wrapped
-
-if TYPE_CHECKING:
-    from orchestrator.settings.table import EnvSettings
 
 LOCAL_REQUESTS = 2  # at a time: more only take CPU time from each other
 STOP_S = 10.0

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.cluster.doctor import check_cluster
 from orchestrator.doctor.finding import Finding
@@ -17,9 +16,7 @@ from orchestrator.doctor.host import check_host
 from orchestrator.doctor.machine import check_run_directory
 from orchestrator.doctor.services import check_keys, check_tokenizer
 from orchestrator.rules.text import printable
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
+from orchestrator.settings.config import Config
 
 UNUSABLE = 3
 WIDTH = 10

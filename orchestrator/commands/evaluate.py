@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.session import Session
@@ -20,12 +19,10 @@ from orchestrator.rules.observer import Observer
 from orchestrator.run.output import run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
 from orchestrator.tasks.demand import tasks_to_evaluate
 from orchestrator.terminal.open import open_progress
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
-    from orchestrator.settings.table import EnvSettings
 
 EXIT_INCOMPLETE = 1
 

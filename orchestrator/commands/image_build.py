@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
 
 from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
+from orchestrator.settings.config import Config
 
 
 def run(config: Config, base_image: str | None, force: bool, with_: str | None, oci: bool) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractContextManager, aclosing
-from typing import TYPE_CHECKING
 
 from orchestrator.engine.description import no_sampled_ids
 from orchestrator.engine.orchestrator import Orchestrator
@@ -16,12 +15,10 @@ from orchestrator.run.files import report_beside
 from orchestrator.run.output import OpenRun, open_run, run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
+from orchestrator.settings.config import Config
 from orchestrator.tasks.demand import tasks_to_train
 from orchestrator.terminal.closing import closing_table, dropped_text
 from orchestrator.terminal.open import open_progress
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
 
 EXIT_INCOMPLETE = 1
 

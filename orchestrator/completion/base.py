@@ -8,9 +8,10 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
+from orchestrator.completion.shape import Shape
 from orchestrator.errors import CompletionError, ContextLengthError, FullContext
 from orchestrator.rules.redact import redact
 from orchestrator.rules.waits import aside
@@ -25,9 +26,6 @@ from orchestrator.types import (
     Tools,
     Wishes,
 )
-
-if TYPE_CHECKING:
-    from orchestrator.completion.shape import Shape
 
 TEXT_STATUSES = frozenset((400, 413, 422, 451))
 PROBE_HEADER = {"x-orchestrator-probe": "1"}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.agents.call_format import call_format
@@ -21,11 +21,9 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import EnvironmentUnusable, NotServing
 from orchestrator.rules.policy import Policy
 from orchestrator.rules.waits import first_error
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.sampling import ReasoningSettings, SamplingSettings
 from orchestrator.types import AgentSpec, CallFormat, CompletionKind, Sampling
-
-if TYPE_CHECKING:
-    from orchestrator.settings.endpoint import OpenAISettings
-    from orchestrator.settings.sampling import ReasoningSettings, SamplingSettings
 
 REPLAY = "replay:"
 

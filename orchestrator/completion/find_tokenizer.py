@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
 from orchestrator.errors import EnvironmentUnusable
-
-if TYPE_CHECKING:
-    from orchestrator.settings.sampling import SamplingSettings
+from orchestrator.settings.sampling import SamplingSettings
 
 log = logging.getLogger(__name__)
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.machine import check_temporary
 from orchestrator.doctor.sandboxes import check_sandboxes
 from orchestrator.doctor.services import check_services, check_web_tools
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
+from orchestrator.settings.config import Config
 
 
 async def check_host(

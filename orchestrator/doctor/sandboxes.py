@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.doctor.machine import check_room
@@ -32,9 +32,7 @@ from orchestrator.launch.oci.machine import (
 )
 from orchestrator.launch.oci.program import find_runtime
 from orchestrator.launch.oci.store import ImageStore
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
+from orchestrator.settings.config import Config
 
 START_TIMEOUT_S = 120.0
 LIMITS_CURE = (

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.completion.endpoints import REPLAY, connect_server, endpoint
 from orchestrator.completion.find_tokenizer import find_tokenizer
@@ -15,10 +14,8 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.errors import CompletionError, ConfigError, EnvironmentUnusable, NotServing
 from orchestrator.host.needs import completion_needs
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
-    from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.config import Config
+from orchestrator.settings.endpoint import OpenAISettings
 
 USAGE_TIMEOUT_S = 15.0
 

@@ -14,17 +14,15 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from orchestrator.completion.callback import Sampler
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.rows import Row
+from orchestrator.settings.config import Config
 from orchestrator.types import BadTask, Task
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
 
 T = TypeVar("T")
 LOOK_S = 0.5  # a signal that comes just before a wait does not end it: Python looks for it when the wait is over

@@ -10,7 +10,6 @@ from __future__ import annotations
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.engine.description import describe
 from orchestrator.engine.orchestrator import Orchestrator
@@ -19,11 +18,9 @@ from orchestrator.evaluation.measured import Evaluation
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.prices import Prices
+from orchestrator.settings.config import Config
 from orchestrator.tasks.base import Source
 from orchestrator.types import Group
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
 
 
 def evaluation_config(config: Config) -> Config:

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.evaluation.measured import Evaluation, spent
@@ -28,11 +28,9 @@ from orchestrator.run.line import Counted, CountedBadTask
 from orchestrator.run.lines import JsonLines, write_whole
 from orchestrator.run.output import open_directory
 from orchestrator.run.prices import Prices
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import Attempt, Ended, Group, Member, last_attempts
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
-    from orchestrator.settings.table import EnvSettings
 
 NAME = "smolagents_eval"
 COMMAND = "evaluate"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import (
@@ -22,6 +22,7 @@ from orchestrator.completion.trajectory import (
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.frames import SUFFIX, is_compressed
 from orchestrator.run.lines import JsonLines
+from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.types import (
     AgentKind,
     Ended,
@@ -33,9 +34,6 @@ from orchestrator.types import (
     Sampling,
     Trajectory,
 )
-
-if TYPE_CHECKING:
-    from orchestrator.settings.rollouts import RolloutSettings
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.run.directory import RunDirectory, new_run_directory
@@ -14,9 +13,7 @@ from orchestrator.run.earlier import Earlier, read_earlier, repair_groups
 from orchestrator.run.files import GROUPS_FILE, groups_file_of, packed_name, read_run
 from orchestrator.run.groups import GroupFormat, GroupsFile, check_writable, fresh_path
 from orchestrator.run.tally import Tally
-
-if TYPE_CHECKING:
-    from orchestrator.settings.output import OutputSettings
+from orchestrator.settings.output import OutputSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from orchestrator.errors import ConfigError
 from orchestrator.rules.plan import server_of
 from orchestrator.run.lenient import number, objects
+from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.types import Attempt
-
-if TYPE_CHECKING:
-    from orchestrator.settings.endpoint import OpenAISettings
 
 _MILLION = 1_000_000
 _MOST_BYTES = 1 << 20

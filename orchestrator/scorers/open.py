@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from orchestrator.completion.base import Endpoint
 from orchestrator.completion.chat import ChatCompleter
@@ -16,16 +15,14 @@ from orchestrator.completion.http import HttpClient
 from orchestrator.completion.startup import Patience, wait_sayer
 from orchestrator.errors import ConfigError
 from orchestrator.rules.plugins import PREFIX
+from orchestrator.rules.redact import Secret
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import ControlledScorer
 from orchestrator.scorers.judge import JudgeScorer
 from orchestrator.scorers.processes import GradingProcesses
 from orchestrator.scorers.strategies import StrategyScorer
+from orchestrator.settings.scoring import ScoringSettings
 from orchestrator.types import Ended, Record, RolloutPlan, Score
-
-if TYPE_CHECKING:
-    from orchestrator.rules.redact import Secret
-    from orchestrator.settings.scoring import ScoringSettings
 
 log = logging.getLogger(__name__)
 

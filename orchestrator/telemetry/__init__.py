@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.host.base import Hosts
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.rules.text import one_line
-
-if TYPE_CHECKING:
-    from orchestrator.settings.output import OutputSettings
+from orchestrator.settings.output import OutputSettings
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 

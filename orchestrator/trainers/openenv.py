@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.completion.trajectory import in_lines
 from orchestrator.engine.orchestrator import Orchestrator
@@ -29,6 +29,7 @@ from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import CountedBadTask, RecordedAttempt, read_attempt, read_counted, recorded_attempt
 from orchestrator.run.lines import texts
 from orchestrator.run.rows import recorded_rows
+from orchestrator.settings.config import Config
 from orchestrator.types import (
     BadTask,
     Ended,
@@ -41,9 +42,6 @@ from orchestrator.types import (
     Turn,
     last_attempts,
 )
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
 
 try:
     from openenv.core.harness import (

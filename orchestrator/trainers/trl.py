@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from orchestrator.completion.base import Tokenizer
 from orchestrator.engine.description import no_sampled_ids
+from orchestrator.engine.sync import SyncOrchestrator
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.rules.observer import Observer
 from orchestrator.run.rows import Row
+from orchestrator.settings.config import Config
 from orchestrator.types import BadTask, Message, Task
-
-if TYPE_CHECKING:
-    from orchestrator.completion.base import Tokenizer
-    from orchestrator.engine.sync import SyncOrchestrator
-    from orchestrator.settings.config import Config
 
 log = logging.getLogger(__name__)
 

@@ -17,18 +17,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.completion.endpoints import endpoint
 from orchestrator.completion.http import HttpClient
+from orchestrator.engine.sync import SyncOrchestrator
 from orchestrator.errors import ConfigError, RecordError, RunUnhealthy
 from orchestrator.host.needs import completion_needs
 from orchestrator.run.rows import Row
 from orchestrator.trainers.trl import LogprobsMode, Prompts, demand_agreement, demand_ids, trained_score
 from orchestrator.types import BadTask, Group, Message, Task
-
-if TYPE_CHECKING:
-    from orchestrator.engine.sync import SyncOrchestrator
 
 ADAPTER = "trl-policy-v{}"  # TRL's name for a LoRA adapter on the server, each version by a name of its own
 ASK_S = 60.0

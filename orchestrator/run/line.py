@@ -52,8 +52,20 @@ from orchestrator.types import (
 
 ATTEMPT_SCHEMA = 2  # since a rollout's tools are written once; attempts of schema 1 are read too
 _MOST_ON_WIRE = (1 << 31) - 1  # of numbers sent to a sandbox or an inference server
-_TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
 _REASON_CHARS = 200
+
+# Which fields of a value stand in its line as they are, by the same name.
+_OF_PLAN = ("rollout_id", "group", "index", "attempt")
+_OF_TASK = ("task_id", "level", "source", "reference")
+_OF_MEMBER = ("token_source", "segment")
+_SPARSE = ("group_size", "untrained_share")  # missing: not known
+_SPECS = ("sampling", "agent", "sandbox", "limits")  # of the plan, below `plan`
+_OF_RECORD = ("answer", "started_at", "launch_s", "duration_s", "waiting_s", "cpu_s", "notes")
+_TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
+_TURN = [f.name for f in fields(Turn) if f.name not in ("messages", "completion", "tools")]
+_RENAMED = {"tokens_T": "token_ids", "logprobs_T": "logprobs", "spans": "policy_spans"}
+_COMPLETION = {f.name: _RENAMED.get(f.name, f.name) for f in fields(Completion)}
+_SPARSE_IN_TURN = ("opening", "abandoned", "policy_spans", "server_end")  # missing: they say nothing
 
 T = TypeVar("T")
 Whole = Annotated[int, Field(ge=0, le=MAX_JSON_INTEGER)]
@@ -287,25 +299,14 @@ def recorded_attempt(result: Member | Attempt) -> RecordedAttempt:
     rule = plan.agent.main_line
     main = member.trajectory.segment if member else main_segment(turns, plan.task.question, rule) if turns else 0
     return RecordedAttempt(
-        rollout_id=plan.rollout_id,
-        task_id=plan.task.task_id,
-        group=plan.group,
-        index=plan.index,
-        attempt=plan.attempt,
-        sampling=plan.sampling,
-        agent=plan.agent,
-        sandbox=plan.sandbox,
-        limits=plan.limits,
+        **{name: getattr(plan, name) for name in (*_OF_PLAN, *_SPECS, "group_size")},
+        **{name: getattr(plan.task, name) for name in _OF_TASK},
         record=attempt.record,
         outcome=attempt.outcome,
         ungraded=attempt.ungraded,
         score=member.score if member else None,
         token_source=member.trajectory.token_source if member else None,
-        level=plan.task.level,
-        source=plan.task.source,
         segment=main if member else None,
-        group_size=plan.group_size,
-        reference=plan.task.reference,
         untrained_share=untrained_share(turns, main) if turns else None,
     )
 
@@ -322,44 +323,23 @@ def recorded_line(attempt: RecordedAttempt) -> dict[str, Any]:
     outcome, ungraded, score = attempt.outcome, attempt.ungraded, attempt.score
     return {
         "schema": ATTEMPT_SCHEMA,
-        "rollout_id": attempt.rollout_id,
-        "task_id": attempt.task_id,
-        "level": attempt.level,
-        "source": attempt.source,
-        "group": attempt.group,
-        **({} if attempt.group_size is None else {"group_size": attempt.group_size}),
-        "index": attempt.index,
-        "attempt": attempt.attempt,
+        **{name: getattr(attempt, name) for name in (*_OF_PLAN, *_OF_TASK, *_OF_MEMBER)},
+        **{name: value for name in _SPARSE if (value := getattr(attempt, name)) is not None},
         "outcome": str(outcome.name),
         "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
         "ungraded": {"outcome": str(ungraded.name), "reason": ungraded.detail} if ungraded else None,
-        "answer": attempt.record.answer,
-        "reference": attempt.reference,
         "score": score.value if score else None,
         "score_parts": dict(score.parts) if score else None,
         "score_evidence": dict(score.evidence) if score and score.evidence else None,
-        "token_source": attempt.token_source,
-        "segment": attempt.segment,
-        "started_at": record.started_at,
-        "launch_s": record.launch_s,
-        "duration_s": record.duration_s,
-        "waiting_s": record.waiting_s,
-        "cpu_s": record.cpu_s,
-        **({} if attempt.untrained_share is None else {"untrained_share": attempt.untrained_share}),
+        **{name: getattr(record, name) for name in _OF_RECORD},
         "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
         "node": record.node or None,
-        "plan": {
-            "sampling": asdict(attempt.sampling),
-            "agent": asdict(attempt.agent),
-            "sandbox": asdict(attempt.sandbox),
-            "limits": asdict(attempt.limits),
-        },
+        "plan": {name: asdict(getattr(attempt, name)) for name in _SPECS},
         "tools": offers.sets,
         "completions": completions,
         "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
         "output": _output_line(record.output) if record.output else None,
-        "notes": list(record.notes),
         "unused_fields": list(record.requests.unused_fields),
         "refused_requests": list(record.requests.refusals),
     }
@@ -375,47 +355,36 @@ def shorter_line(line: dict[str, Any]) -> dict[str, Any]:
 def read_attempt(text: bytes) -> RecordedAttempt:
     """The inverse of `attempt_line`. Raises ValueError, which says what is wrong and where in the line."""
     line: AttemptLine = _read(_ATTEMPT, text)
-    plan, ungraded, score = line["plan"], line.get("ungraded"), line["score"]
-    name, reason = line["outcome"], line["reason"]
-    _demand_plan(plan)
+    ungraded, name, reason = line.get("ungraded"), line["outcome"], line["reason"]
+    _demand_plan(line["plan"])
+    record = Record(
+        **_present(line, (*_OF_RECORD, "tool_calls", "steps")),
+        turns=tuple(_turns(line["completions"], line.get("tools", ()))),
+        sandbox_id=line["sandbox"]["id"],
+        exit=line["sandbox"]["exit"],
+        requests=RequestNotes(line.get("unused_fields", ()), line.get("refused_requests", ())),
+        output=_output(line.get("output")),
+        node=line.get("node") or "",
+    )
     return RecordedAttempt(
-        rollout_id=line["rollout_id"],
-        task_id=line["task_id"],
-        group=line["group"],
-        index=line["index"],
-        attempt=line["attempt"],
-        sampling=plan["sampling"],
-        agent=plan["agent"],
-        sandbox=plan["sandbox"],
-        limits=plan["limits"],
-        record=Record(
-            started_at=line["started_at"],
-            turns=tuple(_turns(line["completions"], line.get("tools", ()))),
-            tool_calls=line["tool_calls"],
-            steps=line["steps"],
-            answer=line["answer"],
-            sandbox_id=line["sandbox"]["id"],
-            exit=line["sandbox"]["exit"],
-            launch_s=line["launch_s"],
-            duration_s=line["duration_s"],
-            waiting_s=line["waiting_s"],
-            cpu_s=line["cpu_s"],
-            notes=line["notes"],
-            requests=RequestNotes(line.get("unused_fields", ()), line.get("refused_requests", ())),
-            output=_output(line.get("output")),
-            node=line.get("node") or "",
-        ),
+        **_present(line, (*_OF_PLAN, *_OF_TASK, *_OF_MEMBER, *_SPARSE)),
+        **line["plan"],
+        record=record,
         outcome=Ended(name, reason) if isinstance(name, EndedName) else Failed(name, reason),
         ungraded=None if ungraded is None else Ended(ungraded["outcome"], ungraded["reason"]),
-        score=None if score is None else Score(score, line["score_parts"] or {}, line.get("score_evidence") or {}),
-        token_source=line["token_source"],
-        level=line["level"],
-        source=line["source"],
-        segment=line.get("segment"),
-        group_size=line.get("group_size"),
-        reference=line.get("reference"),
-        untrained_share=line.get("untrained_share"),
+        score=_score(line),
     )
+
+
+def _present(line: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The fields of these names that the line has."""
+    return {name: line[name] for name in names if name in line}
+
+
+def _score(line: HeadLine) -> Score | None:
+    if line["score"] is None:
+        return None
+    return Score(line["score"], line["score_parts"] or {}, line.get("score_evidence") or {})
 
 
 def _output_line(output: Output) -> dict[str, Any]:
@@ -457,33 +426,13 @@ class _Offers:
 
 
 def _turn_line(turn: Turn, offers: _Offers) -> dict[str, Any]:
-    completion = turn.completion
+    values = {name: getattr(turn, name) for name in _TURN}
+    values |= {key: getattr(turn.completion, name) for name, key in _COMPLETION.items()}
     return {
-        "sequence": turn.sequence,
-        "kind": str(turn.kind),
-        "agent": turn.agent,
-        "kept": turn.kept,
+        **{name: value for name, value in values.items() if value or name not in _SPARSE_IN_TURN},
         "messages": [{"role": m.role, "content": m.content} for m in turn.messages],
-        "segment": turn.segment,
-        "prompt_ids": turn.prompt_ids,
-        "closing": turn.closing,
         **offers.reference(turn.tools),
-        **({"opening": turn.opening} if turn.opening else {}),
-        **({"abandoned": True} if turn.abandoned else {}),
-        "text": completion.text,
-        "visible": completion.visible,
-        "finish_reason": completion.finish_reason,
-        "token_ids": completion.tokens_T,
-        "logprobs": completion.logprobs_T,
-        "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": completion.completion_tokens,
-        "policy_version": completion.policy_version,
-        **({"policy_spans": [asdict(span) for span in completion.spans]} if completion.spans else {}),
-        "started_s": turn.started_s,
-        "ended_s": turn.ended_s,
-        "retries": turn.completion.retries,
-        "reasoning_chars": completion.reasoning_chars,
-        **({"server_end": True} if completion.server_end else {}),
+        **({"policy_spans": [asdict(span) for span in turn.completion.spans]} if turn.completion.spans else {}),
     }
 
 
@@ -501,36 +450,10 @@ def _turns(lines: Iterable[CompletionLine], offers: Sequence[Tools]) -> Iterator
         yield _turn(line, tools)
 
 
-def _turn(line: CompletionLine, tools: Tools) -> Turn:
-    return Turn(
-        sequence=line["sequence"],
-        kind=line["kind"],
-        kept=line["kept"],
-        messages=line["messages"],
-        segment=line["segment"],
-        prompt_ids=line["prompt_ids"],
-        closing=line["closing"],
-        completion=Completion(
-            text=line["text"],
-            visible=line["visible"],
-            finish_reason=line["finish_reason"],
-            tokens_T=line["token_ids"],
-            logprobs_T=line["logprobs"],
-            prompt_tokens=line["prompt_tokens"],
-            completion_tokens=line["completion_tokens"],
-            policy_version=line["policy_version"],
-            retries=line["retries"],
-            reasoning_chars=line.get("reasoning_chars", 0),
-            spans=line.get("policy_spans", ()),
-            server_end=line.get("server_end", False),
-        ),
-        started_s=line["started_s"],
-        ended_s=line["ended_s"],
-        agent=line.get("agent", ""),
-        tools=tools,
-        opening=line.get("opening", ""),
-        abandoned=line.get("abandoned", False),
-    )
+def _turn(line: Any, tools: Tools) -> Turn:
+    """`line`: a CompletionLine, or what a recording has of one."""
+    completion = {name: line[key] for name, key in _COMPLETION.items() if key in line}
+    return Turn(**_present(line, (*_TURN, "messages")), completion=Completion(**completion), tools=tools)
 
 
 def _demand_plan(plan: PlanLine) -> None:
@@ -594,11 +517,8 @@ class Counted:
         attempt = result.attempt if isinstance(result, Member) else result
         plan, record, outcome = attempt.plan, attempt.record, attempt.outcome
         return cls(
-            rollout_id=plan.rollout_id,
+            **{name: getattr(plan, name) for name in (*_OF_PLAN, "group_size")},
             task_id=plan.task.task_id,
-            group=plan.group,
-            index=plan.index,
-            attempt=plan.attempt,
             outcome=str(outcome.name),
             reason=outcome.detail if isinstance(outcome, Ended) else outcome.reason,
             ungraded=attempt.ungraded is not None,
@@ -607,7 +527,6 @@ class Counted:
             sampled_tokens=record.sampled_tokens,
             duration_s=record.duration_s,
             cpu_s=record.cpu_s,
-            group_size=plan.group_size,
             refusals=record.requests.refusals,
         )
 
@@ -627,22 +546,13 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
     if "index" not in value:
         return CountedBadTask(value["rollout_id"], value["task_id"], value["reason"])
     line: _CountedLine = value
-    score = line["score"]
     return Counted(
-        rollout_id=line["rollout_id"],
-        task_id=line["task_id"],
-        group=line["group"],
-        index=line["index"],
-        attempt=line["attempt"],
+        **_present(line, (*_OF_PLAN, "task_id", "reason", "duration_s", "cpu_s", "group_size")),
         outcome=str(line["outcome"]),
-        reason=line["reason"],
         ungraded=line.get("ungraded") is not None,
-        score=None if score is None else Score(score, line["score_parts"] or {}, line.get("score_evidence") or {}),
+        score=_score(line),
         prompt_tokens=sum(completion["prompt_tokens"] for completion in line["completions"]),
         sampled_tokens=sum(completion["completion_tokens"] for completion in line["completions"]),
-        duration_s=line["duration_s"],
-        cpu_s=line["cpu_s"],
-        group_size=line.get("group_size"),
         refusals=line.get("refused_requests", ()),
     )
 

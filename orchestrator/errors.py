@@ -9,6 +9,9 @@ the process.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class OrchestratorError(Exception):
     """Base of everything raised on purpose. `str(error)` is one line for the user, without secrets."""
@@ -121,3 +124,12 @@ class ScorerError(OrchestratorError):
 
 class RecordError(OrchestratorError):
     """The record does not add up. Outcome `record_error`; never written as training data."""
+
+
+@contextmanager
+def os_error_as(kind: type[OrchestratorError], what: str, advice: str = "") -> Iterator[None]:
+    """Within this block the system's refusal is raised as `kind`: what failed, the system's reason, the advice."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror}{advice}") from error

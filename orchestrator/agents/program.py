@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.agents.equipment import ProgramFile
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, os_error_as
 
 MAIN = "__main__.py"
 MAX_FILES = 256
@@ -18,7 +18,7 @@ _SKIPPED = frozenset({"__pycache__", ".git", ".venv"})
 
 def read_program(path: Path) -> tuple[ProgramFile, ...]:
     """The program's files; a single file becomes `__main__.py`. Raises ConfigError."""
-    try:
+    with os_error_as(ConfigError, f"env.agent: cannot read {path}"):
         if path.is_file():
             files = [(MAIN, path)]
         elif (path / MAIN).is_file():
@@ -30,8 +30,6 @@ def read_program(path: Path) -> tuple[ProgramFile, ...]:
         if sum(place.stat().st_size for _, place in files) > MAX_BYTES:
             raise ConfigError(f"env.agent: {path} is larger than {MAX_BYTES >> 20} MiB in all")
         return tuple(ProgramFile(name, place.read_bytes()) for name, place in files)
-    except OSError as error:
-        raise ConfigError(f"env.agent: cannot read {path}: {error.strerror}") from error
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:

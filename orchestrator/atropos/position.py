@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from orchestrator.errors import ConfigError, OutputError
+from orchestrator.errors import ConfigError, OutputError, os_error_as
 from orchestrator.run.lines import write_whole
 
 SCHEMA = 1
@@ -169,11 +169,9 @@ class Ledger:
 
 def write_position(path: Path, position: Position, *, fsync: bool = False) -> None:
     """Writes the file whole or not at all; with `fsync` it survives a power loss. Raises OutputError."""
-    try:
+    with os_error_as(OutputError, f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, position.as_json(), fsync=fsync)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_position(path: Path) -> Position | None:

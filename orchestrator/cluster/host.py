@@ -36,7 +36,7 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.host import check_host
 from orchestrator.doctor.machine import check_room
-from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError
+from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError, os_error_as
 from orchestrator.host.base import HostNow, Provision
 from orchestrator.host.local import LocalHost
 from orchestrator.host.needs import HostNeeds
@@ -144,10 +144,8 @@ class HostActor:
         LaunchError."""
         if not self._folder.name:
             parent = Path(tempfile.gettempdir())
-            try:
+            with os_error_as(LaunchError, f"no place for files in {parent}", "; make room there"):
                 self._folder = make_owned_directory("files", parent)
-            except OSError as error:
-                raise LaunchError(f"no place for files in {parent}: {error.strerror}; make room there") from error
         return self._folder
 
     def _leave(self) -> None:

@@ -16,7 +16,7 @@ from orchestrator.cluster.order import Broken, Delivery, Order, Parcel, Pulse
 from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import ListedNode, NodeLost, Remote
 from orchestrator.completion.startup import Wait
-from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.errors import LaunchError, SandboxLostError, os_error_as
 from orchestrator.host.base import HostNow
 from orchestrator.host.needs import HostNeeds
 from orchestrator.proxy.left_files import OF_THE_DISK, cannot_be_kept
@@ -149,16 +149,13 @@ class Node:
     async def _send_file(
         self, what: str, opened: Callable[[], BinaryIO], add: Callable[..., Coroutine[Any, Any, Broken | None]]
     ) -> None:
-        try:
-            with await asyncio.to_thread(opened) as file:
-                parts = pieces(file, os.fstat(file.fileno()).st_size)
-                while part := await asyncio.to_thread(next, parts, None):
-                    piece, begins, ends = part
-                    broken = await self.call(add(piece, begins=begins, ends=ends))
-                    if broken is not None:
-                        raise broken.rollout_error(self.name)
-        except OSError as error:
-            raise LaunchError(f"{what} cannot be read: {error.strerror}") from error
+        with os_error_as(LaunchError, f"{what} cannot be read"), await asyncio.to_thread(opened) as file:
+            parts = pieces(file, os.fstat(file.fileno()).st_size)
+            while part := await asyncio.to_thread(next, parts, None):
+                piece, begins, ends = part
+                broken = await self.call(add(piece, begins=begins, ends=ends))
+                if broken is not None:
+                    raise broken.rollout_error(self.name)
 
     async def send_image(self, name: str, saved: Callable[[str], AbstractAsyncContextManager[Path]]) -> None:
         """Sends an image, once however many rollouts wait for it. `saved` gives its file. Raises LaunchError,

@@ -40,6 +40,7 @@ from orchestrator.errors import (
     LaunchError,
     RolloutError,
     SandboxLostError,
+    os_error_as,
 )
 from orchestrator.host.base import HostNow, Provision
 from orchestrator.host.needs import HostNeeds
@@ -231,10 +232,8 @@ class Nodes:
         """(the attempt, whether something that the node needs is away). Raises RolloutError,
         AuthenticationError."""
         attachments, rule = plan.task.attachments, provision.output
-        try:
+        with os_error_as(LaunchError, "the task's files cannot be read"):
             parcels = await asyncio.to_thread(self._desk.parcels, attachments) if attachments else ()
-        except OSError as error:
-            raise LaunchError(f"the task's files cannot be read: {error.strerror}") from error
         if self._env.launcher == "docker":
             await self._members.need_image(node, plan.sandbox.image)
         limits = None if rule is None else (rule.max_files, rule.max_bytes)

@@ -12,7 +12,7 @@ from rich.table import Table
 from orchestrator.comparing.comparison import ComparedRun, Difference, as_json
 from orchestrator.comparing.page import comparison_page
 from orchestrator.comparing.rows import rows
-from orchestrator.errors import OutputError
+from orchestrator.errors import OutputError, os_error_as
 from orchestrator.rules.text import printable
 from orchestrator.terminal.console import Console
 
@@ -24,10 +24,8 @@ def run(runs: tuple[Path, ...], json: bool, html: Path | None) -> int:
     compared = [ComparedRun.read(path) for path in runs]
     differences = [Difference.of(compared[0], other) for other in compared[1:]]
     if html is not None:
-        try:
+        with os_error_as(OutputError, f"cannot write {html}"):
             html.write_text(comparison_page(compared, differences), "utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {html}: {error.strerror}") from error
     if json:
         print(dumps(as_json(compared, differences), indent=2, default=asdict))
     else:

@@ -15,7 +15,7 @@ from orchestrator import __version__
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
 from orchestrator.engine.group import GroupPolicy
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, os_error_as
 from orchestrator.exporting.choice import Choice, Chooser, Pair
 from orchestrator.exporting.folder import CARD_FILE, PROVENANCE_FILE, card, open_rows
 from orchestrator.exporting.formats import FORMATS, Format, line
@@ -68,10 +68,8 @@ async def _exported(config: Config, run_dir: Path, format: str, choice: Choice, 
     if growing:
         notes.append(f"{run_dir.name} is still running; its finished rollouts were exported")
     tokenizer = await asyncio.to_thread(_tokenizer, config, described, notes)
-    try:
+    with os_error_as(ConfigError, f"cannot read {record}"):
         survey = await asyncio.to_thread(Survey.of, record, growing=growing)
-    except OSError as error:
-        raise ConfigError(f"cannot read {record}: {error.strerror}") from error
     try:
         policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
         trained = GroupFormat.of(config.env, tokenizer, include_messages=config.env.include_messages)

@@ -16,7 +16,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import check_source, load_tokenizer
 from orchestrator.engine.group import GroupPolicy
 from orchestrator.engine.health import GROUPS, HealthGate
-from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.errors import ConfigError, EnvironmentUnusable, os_error_as
 from orchestrator.report import write_report
 from orchestrator.rescoring.changes import Changes
 from orchestrator.rescoring.grouping import Grouping
@@ -69,11 +69,9 @@ async def _rescored(config: Config, run_dir: Path, described: Mapping[str, Any],
     notes = [f"{run_dir} is still running; its finished rollouts were scored"] if growing else []
     work = _Work()
     demand_free(path, SETTING)
-    try:
+    with os_error_as(ConfigError, f"cannot read {record}"):
         end = await asyncio.to_thread(end_now, record, growing=growing)
         overview = await asyncio.to_thread(Overview.of, texts(record, end))
-    except OSError as error:
-        raise ConfigError(f"cannot read {record}: {error.strerror}") from error
     tasks, missing = await asyncio.to_thread(_tasks, config, described, overview)
     with new_run(path) as run:
         async with AsyncExitStack() as stack:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, os_error_as
 from orchestrator.rules.text import printable
 from orchestrator.run.ending import counts, read_end
 from orchestrator.run.files import RUN_FILE, groups_file_of, groups_in, is_going_on, read_description, record_of
@@ -55,10 +55,8 @@ def run(folder: Path, json: bool) -> int:
 
 def _directories(folder: Path) -> Iterator[Path]:
     """`folder` itself if it is a run, and the runs in it. Links are not followed."""
-    try:
+    with os_error_as(ConfigError, f"{folder} cannot be read", "; name a folder that holds runs"):
         inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be read: {error.strerror}; name a folder that holds runs") from error
     yield from (path for path in (folder, *inside) if (path / RUN_FILE).is_file())
 
 

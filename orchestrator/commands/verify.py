@@ -14,7 +14,7 @@ from rich.table import Table
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, os_error_as
 from orchestrator.rules.text import printable
 from orchestrator.run.files import (
     RUN_FILE,
@@ -47,10 +47,9 @@ def run(
     against = _against(model, adapter, max_rollouts)
     findings = Findings()
     findings.tokenizer = functools.cache(functools.partial(_tokenizer, path))
-    try:
+    # run.json may name any path.
+    with os_error_as(ConfigError, f"{path}: its groups file cannot be looked for", "; name it"):
         groups_file, rollouts_file = _files(path, findings)
-    except OSError as error:  # run.json may name any path
-        raise ConfigError(f"{path}: its groups file cannot be looked for: {error.strerror}; name it") from error
     rollouts = _rollouts(rollouts_file, findings) if rollouts_file is not None else None
     for where, _, group in _lines(groups_file, findings):
         if isinstance(group, dict):
@@ -146,7 +145,7 @@ def _rollouts(path: Path, findings: Findings) -> LinesById:
 
 def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
     """(file and line number, offset, value) of each line that is JSON, strict or not."""
-    try:
+    with os_error_as(ConfigError, f"{path} cannot be read"):
         under_way = is_going_on(path.parent)
         for line in texts(path):
             if under_way and line.text == UNCLOSED:
@@ -158,8 +157,6 @@ def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
                 findings.check("shape", False, f"{where}: no JSON ({error})")
             else:
                 yield where, line.offset, value
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _loads(text: bytes, where: str, findings: Findings) -> Any:

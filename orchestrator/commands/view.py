@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
-from orchestrator.errors import ConfigError, OutputError
+from orchestrator.errors import ConfigError, OutputError, os_error_as
 from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
 from orchestrator.report.summary import Run
@@ -29,12 +29,8 @@ def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -
     """0: the report is written. Raises ConfigError for files that are no run, OutputError."""
     files = find_run(path)
     html = output or _beside(files)
-    try:
+    with os_error_as(OutputError, f"cannot write the report {html}", "; set --output to another place"):
         summary = _write(files, html, _tokenizer(files, tokenizer))
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the report {html}: {error.strerror}; set --output to another place"
-        ) from error
     empty = not summary.totals.attempts and not summary.bad_tasks
     if empty and (summary.skipped.rollout_lines or summary.skipped.group_lines):
         raise ConfigError(f"{path} holds lines, but no rollout: is it a groups file or a run directory?")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigError, OutputError
+from orchestrator.errors import ConfigError, OutputError, os_error_as
 from orchestrator.evaluation.measured import Evaluation, spent
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.earlier import Earlier, read_earlier
@@ -105,10 +105,8 @@ class EvaluationFiles:
             },
             "results": {f"atropos|{NAME}|0": metrics, "all": metrics},
         }
-        try:
+        with os_error_as(OutputError, f"cannot write evaluations to {self.target}"):
             await uninterrupted(asyncio.to_thread(self._replace, result))
-        except OSError as error:
-            raise OutputError(f"cannot write evaluations to {self.target}: {error.strerror}") from error
 
     def _replace(self, result: dict[str, Any]) -> None:
         self._samples.close()

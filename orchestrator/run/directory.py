@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from orchestrator.errors import ConfigError, RunLocked
+from orchestrator.errors import ConfigError, RunLocked, os_error_as
 from orchestrator.run import lines as jsonl
 from orchestrator.run import proof
 from orchestrator.run.files import DROPPED_FILE, ROLLOUTS_FILE, SCHEMA, packed_name, record_of
@@ -85,10 +85,8 @@ class RunDirectory:
                 )
             jsonl.write_whole(path, description, indent=True, fsync=self._fsync)
 
-        try:
+        with os_error_as(ConfigError, f"cannot write {path}"):
             await asyncio.to_thread(write)
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
     async def record(self, result: Member | Attempt) -> None:
         """Writes one attempt. It is on disk when this returns."""
@@ -121,11 +119,9 @@ class RunDirectory:
 
 def _locked(path: Path) -> int:
     """A file descriptor that holds the lock until it is closed, or its process ends."""
-    try:
+    with os_error_as(ConfigError, f"cannot write the run directory {path}"):
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise ConfigError(f"cannot write the run directory {path}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -137,15 +133,13 @@ def _locked(path: Path) -> int:
 def _demand_inside(folder: Path) -> None:
     """The directory of a resumed run may hold only files, folders and links that stay in it (wandb makes some).
     With others, a foreign run directory could have any file of the user's written. Raises ConfigError."""
-    try:
+    with os_error_as(ConfigError, f"env.resume: cannot read {folder}"):
         for entry in _entries(folder):
             if not (entry.is_file(follow_symlinks=False) or _leads_into(folder, entry)):
                 raise ConfigError(
                     f"env.resume: {entry.path} leads out of the run directory or is not a file; only a "
                     "complete run directory can be resumed"
                 )
-    except OSError as error:
-        raise ConfigError(f"env.resume: cannot read {folder}: {error.strerror}") from error
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
-from orchestrator.errors import ConfigError, RecordError
+from orchestrator.errors import ConfigError, RecordError, os_error_as
 from orchestrator.run.frames import is_compressed
 from orchestrator.run.line import (
     Counted,
@@ -186,7 +186,5 @@ def _first_line(path: Path) -> bytes:
 
 def _texts(path: Path) -> Iterator[TextLine]:
     """Raises ConfigError."""
-    try:
+    with os_error_as(ConfigError, f"cannot read {path}"):
         yield from texts(path)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error

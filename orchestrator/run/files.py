@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, os_error_as
 from orchestrator.rules.text import printable
 from orchestrator.run.frames import SUFFIX, is_compressed
 from orchestrator.run.lenient import mapping, parse
@@ -67,7 +67,7 @@ def report_beside(groups: Path) -> Path:
 
 def find_run(path: Path) -> RunFiles:
     """`path` is a run directory, a file in it, or a groups file anywhere. Raises ConfigError."""
-    try:
+    with os_error_as(ConfigError, f"{path} cannot be read"):
         if path.is_file() and path.name in (RUN_FILE, ROLLOUTS_FILE, ROLLOUTS_FILE + SUFFIX):
             path = path.parent
         if path.is_dir():
@@ -75,8 +75,6 @@ def find_run(path: Path) -> RunFiles:
         if path.is_file():
             beside = record_of(path.parent) is not None
             return RunFiles(path.parent if beside else None, path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     raise ConfigError(f"{path} is neither a run directory nor a groups file")
 
 

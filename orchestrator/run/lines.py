@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from orchestrator.errors import ConfigError, OutputError
+from orchestrator.errors import ConfigError, OutputError, os_error_as
 from orchestrator.rules.text import holds_more, valid
 from orchestrator.run.frames import (
     PackedEnd,
@@ -201,10 +201,8 @@ class JsonLines:
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
         self.path = path
         self._fsync = fsync
-        try:
+        with os_error_as(ConfigError, f"cannot write {path}"):
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
         self._packer = Packer() if is_compressed(path) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=path.name)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.errors import ConfigError, OutputError
+from orchestrator.errors import ConfigError, OutputError, os_error_as
 
 
 def demand_free(path: Path, setting: str) -> None:
@@ -25,11 +25,9 @@ def new_folder(path: Path, setting: str) -> Iterator[Path]:
     Raises ConfigError, OutputError; both name the setting `setting`.
     """
     demand_free(path, setting)
-    try:
+    with os_error_as(ConfigError, f"{setting}: cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    except OSError as error:
-        raise ConfigError(f"{setting}: cannot write {path}: {error.strerror}") from error
     try:
         yield folder
         demand_free(path, setting)  # somebody else may have written there meanwhile

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, os_error_as
 from orchestrator.run.frames import END, NO_LINE, UNCLOSED, PackedEnd, Packer, is_compressed, lines_from, place_of
 from orchestrator.run.lines import CHUNK_BYTES, MAX_LINE_BYTES, is_json, last_whole, line_start, sync_folder
 
@@ -32,7 +32,7 @@ def set_torn_end_aside(path: Path) -> int:
 
 def set_end_aside(path: Path, start: int) -> int:
     """Moves everything from offset `start` on to `<path>.torn`. Returns its size in bytes. Raises ConfigError."""
-    try:
+    with os_error_as(ConfigError, f"cannot repair {path}"):
         if is_compressed(path):
             return _set_packed_end_aside(path, start)
         with path.open("r+b") as file:
@@ -48,8 +48,6 @@ def set_end_aside(path: Path, start: int) -> int:
                 os.fsync(aside.fileno())
             file.truncate(start)
             return size - start
-    except OSError as error:
-        raise ConfigError(f"cannot repair {path}: {error.strerror}") from error
 
 
 def _whole_end(fd: int) -> int:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, os_error_as
 from orchestrator.rules.text import error_line
 from orchestrator.rules.waits import running_timeout
 from orchestrator.scorers.process import FLAG, LENGTH
@@ -163,10 +163,8 @@ class GradingProcesses:
                 self._idle.put_nowait(await self._start())
 
     async def _start(self) -> _Process:
-        try:
+        with os_error_as(ConfigError, f"{FLAG}: no process can be started to grade in"):
             process = await _Process.start(ours=not isinstance(self.scorer, str))
-        except OSError as error:
-            raise ConfigError(f"{FLAG}: no process can be started to grade in: {error.strerror}") from error
         self._all.add(process)
         try:
             async with running_timeout(LOAD_LIMIT_S):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing
-from types import TracebackType
 
 from orchestrator.completion.callback import Sampler
 from orchestrator.engine.description import describe
@@ -85,9 +84,7 @@ class Orchestrator:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
         self._output = None
 

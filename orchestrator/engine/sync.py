@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from time import monotonic
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from orchestrator.completion.callback import Sampler
@@ -56,9 +55,7 @@ class SyncOrchestrator:
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self) -> None:

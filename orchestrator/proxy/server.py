@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from types import TracebackType
 
 import grpc
 import grpc.aio
@@ -69,9 +68,7 @@ class SandboxServer:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await uninterrupted(self._close())
 
     async def _close(self) -> None:

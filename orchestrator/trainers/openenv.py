@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from orchestrator.completion.trajectory import in_lines
@@ -89,9 +88,7 @@ class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
         self.orchestrator.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> RolloutSession:

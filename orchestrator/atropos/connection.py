@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from orchestrator.atropos.position import Ledger
 from orchestrator.atropos.run_api import Registration, RunApi, RunApiAway, RunApiRefused, Status, Trainer
@@ -19,35 +20,28 @@ UNKNOWN = 3  # after so many answers 500 in a row the run-api does not know us a
 _ITS_OWN_FAILURE = 500  # from the run-api itself; other codes are those of a gateway in front of it
 
 
+@dataclass(eq=False, slots=True)
 class Connection:
     """One environment's place at one run-api. `registered` is called with each new registration."""
 
-    def __init__(
-        self,
-        api: RunApi,
-        terms: Terms,
-        ledger: Ledger,
-        say: Callable[[str], None],
-        registered: Callable[[Registration, Trainer], Awaitable[None]],
-    ) -> None:
-        self.api = api
-        self.registration: Registration | None = None
-        self.status: Status | None = None  # the last one
-        self.answers = asyncio.Event()  # set while we are registered and the run-api answers
-        self.sent_since = 0  # groups handed over since `status` was asked for
-        self._terms = terms
-        self._ledger = ledger
-        self._say = say
-        self._registered = registered
-        self._batch = 0  # sequences in a batch of the trainer
-        self._step = 0  # the trainer's last known step
+    api: RunApi
+    terms: Terms
+    ledger: Ledger
+    say: Callable[[str], None]
+    registered: Callable[[Registration, Trainer], Awaitable[None]]
+    registration: Registration | None = None
+    status: Status | None = None  # the last one
+    answers: asyncio.Event = field(default_factory=asyncio.Event)  # set while registered and the run-api answers
+    sent_since: int = 0  # groups handed over since `status` was asked for
+    _batch: int = 0  # sequences in a batch of the trainer
+    _step: int = 0  # the trainer's last known step
 
     async def register(self) -> None:
         """Waits for a run-api with a trainer, and registers. Raises ConfigError where it cannot be served."""
         last_line, attempt = "", 0
         while True:
             try:
-                registration = await self.api.register(self._terms)
+                registration = await self.api.register(self.terms)
                 # Asked after the registration: a trainer that came between the two calls would else be missed.
                 trainer = await self.api.trainer() if registration is not None else None
                 why = f"waiting for a trainer at {self.api.url}"
@@ -59,25 +53,25 @@ class Connection:
             if registration is not None and trainer is not None and await self._accept(registration, trainer):
                 return
             if registration is None and why != last_line:
-                self._say(why)
+                self.say(why)
                 last_line = why
             attempt += 1
             await asyncio.sleep(min(BETWEEN_CALLS.pause_s(attempt), 0.5))
 
     async def _accept(self, registration: Registration, trainer: Trainer) -> bool:
         """False: the run-api went away again. Raises ConfigError."""
-        batch = trainer.batch_size or self._terms.batch_size
+        batch = trainer.batch_size or self.terms.batch_size
         if batch is None:
             raise ConfigError("env.batch_size: the trainer does not say how large its batches are; set it here")
-        check_batch_size(batch, self._terms.group_size)
+        check_batch_size(batch, self.terms.group_size)
         self._batch = batch
         try:
-            await self._registered(registration, trainer)
+            await self.registered(registration, trainer)
         except RunApiAway:
             return False
         self.registration, self.status, self.sent_since = registration, None, 0
         self._step = registration.step
-        self._say(f"registered as {registration.name}; the trainer is at step {registration.step}")
+        self.say(f"registered as {registration.name}; the trainer is at step {registration.step}")
         return True
 
     async def ask(self) -> None:
@@ -85,7 +79,7 @@ class Connection:
         registration, attempt, unknown = self.registration, 0, 0
         assert registration is not None
         while True:
-            posted, self.sent_since = self._ledger.posted, 0
+            posted, self.sent_since = self.ledger.posted, 0
             try:
                 status = await self.api.status(registration.env_id)
             except RunApiRefused as error:
@@ -97,7 +91,7 @@ class Connection:
                 if unknown >= UNKNOWN:
                     return self._forgotten("it does not know this environment any more")
                 if attempt == UNKNOWN and not unknown:
-                    self._say(f"{error}; groups under way go on and are kept until it is back")
+                    self.say(f"{error}; groups under way go on and are kept until it is back")
                 attempt += 1
                 await asyncio.sleep(BETWEEN_CALLS.pause_s(attempt))
                 continue
@@ -105,21 +99,21 @@ class Connection:
                 return self._forgotten(f"its step went back from {self._step} to {status.step}")
             formed = status.step - self._step
             self.status, self._step = status, status.step
-            self._ledger.seen_queue(status.own_queued, posted, formed, self._batch // self._terms.group_size)
+            self.ledger.seen_queue(status.own_queued, posted, formed, self._batch // self.terms.group_size)
             self.answers.set()
             return None
 
     def _forgotten(self, why: str) -> None:
         """The run-api was restarted or reset: what waited in it is gone, and we register again."""
-        gone = self._ledger.forgotten()
+        gone = self.ledger.forgotten()
         self.answers.clear()
         self.registration = self.status = None
         lost = f"; up to {gone} groups that waited there are lost to the trainer" if gone else ""
-        self._say(f"the run-api was restarted or reset ({why}){lost}; registering again")
+        self.say(f"the run-api was restarted or reset ({why}){lost}; registering again")
 
     def bound(self) -> int:
         """How many groups may still be added to those that wait for the trainer."""
-        status, terms = self.status, self._terms
+        status, terms = self.status, self.terms
         if status is None:
             return 0
         batch, size, ahead = self._batch, terms.group_size, terms.max_batches

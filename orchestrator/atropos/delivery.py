@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.atropos.connection import BETWEEN_CALLS, Connection
@@ -24,22 +25,15 @@ LATE_S = 2.0  # a request that broke off may still arrive: from a gateway, or fr
 Groups = Sequence[Mapping[str, Any]]
 
 
+@dataclass(eq=False, slots=True)
 class Delivery:
     """Delivers groups one after the other. `saved` writes the ledger to disk."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        ledger: Ledger,
-        saved: Callable[[], Awaitable[None]],
-        say: Callable[[str], None],
-    ) -> None:
-        self.uncertain = 0  # deliveries that may not have arrived
-        self._connection = connection
-        self._api = connection.api
-        self._ledger = ledger
-        self._saved = saved
-        self._say = say
+    connection: Connection
+    ledger: Ledger
+    saved: Callable[[], Awaitable[None]]
+    say: Callable[[str], None]
+    uncertain: int = 0  # deliveries that may not have arrived
 
     async def post(self, item: Item, groups: Groups) -> bool:
         """Waits until the run-api has the groups, or may have them; False: it refused them.
@@ -50,19 +44,19 @@ class Delivery:
         attempt = 0
         sent_to: Registration | None = None
         while True:
-            await self._connection.answers.wait()
-            registration = self._connection.registration
+            await self.connection.answers.wait()
+            registration = self.connection.registration
             if registration is None:
-                self._connection.answers.clear()
+                self.connection.answers.clear()
                 continue
             try:
-                if (broken := self._ledger.sending) is not None and await self._arrived(
+                if (broken := self.ledger.sending) is not None and await self._arrived(
                     broken, same=sent_to is registration
                 ):
                     return True
                 # A restarted run-api would take the group without a registration, and then be of use to no
                 # trainer. Its status fails for an environment that it does not know.
-                status = await self._api.status(registration.env_id)
+                status = await self.connection.api.status(registration.env_id)
                 sending = Sending(
                     number=item.number,
                     lines=len(groups),
@@ -76,7 +70,7 @@ class Delivery:
                 await self._send(groups, sending)
                 return True
             except RunApiRefused as error:
-                self._say(f"group not taken: {error}")
+                self.say(f"group not taken: {error}")
                 return False
             except RunApiAway as error:
                 log.info("not delivered yet: %s", error)
@@ -86,19 +80,19 @@ class Delivery:
     async def _send(self, groups: Groups, sending: Sending) -> None:
         """Sends after a note on disk: a process that ends in between leaves an open question, and no second
         delivery."""
-        self._ledger.sending = sending
-        await self._saved()
+        self.ledger.sending = sending
+        await self.saved()
         try:
-            await self._api.send(groups, sending.env_id)
+            await self.connection.api.send(groups, sending.env_id)
         except RunApiAway as error:
             if not error.arrived:
-                self._ledger.sending = None
-                await self._saved()
+                self.ledger.sending = None
+                await self.saved()
             raise
 
     async def settle(self, registration: Registration) -> None:
         """Finds out what became of the group that an earlier process was sending when it ended."""
-        sending = self._ledger.sending
+        sending = self.ledger.sending
         assert sending is not None
         # Numbers and names of registrations only grow until the run-api is restarted or reset.
         same = (
@@ -108,15 +102,15 @@ class Delivery:
         )
         try:
             if await self._arrived(sending, same=same):
-                self._ledger.deliver(sending.number, sending.lines)
+                self.ledger.deliver(sending.number, sending.lines)
         except RunApiRefused as error:
             raise ConfigError(f"env.rollout_server_url: {error}") from error
         except RunApiAway as error:
             log.info("not known yet whether group %d arrived: %s", sending.number, error)
             await asyncio.sleep(BETWEEN_CALLS.pause_s(1))
         else:
-            self._ledger.sending = None
-            await self._saved()
+            self.ledger.sending = None
+            await self.saved()
 
     async def _arrived(self, sending: Sending, *, same: bool) -> bool:
         """Whether a delivery that broke off counts as arrived. `same`: the run-api was not restarted since."""
@@ -126,17 +120,17 @@ class Delivery:
         return await self._heard(sending, same=same)
 
     async def _heard(self, sending: Sending, *, same: bool) -> bool:
-        whose, last = await self._api.latest()
+        whose, last = await self.connection.api.latest()
         if (whose, last) == (sending.env_id, sending.fingerprint):
             return True
         if same:
-            now = await self._api.status(sending.env_id)
+            now = await self.connection.api.status(sending.env_id)
             if now.own_queued > sending.queued:
                 return True
             if whose == sending.env_id or now.step == sending.step:
                 return False  # its latest group is an older one of ours; or the queue neither shrank nor grew
         self.uncertain += 1
-        self._say(
+        self.say(
             f"the delivery of group {sending.number} broke off, and whether it arrived cannot be told; "
             "it is not sent again"
         )

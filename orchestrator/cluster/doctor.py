@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from orchestrator.cluster.image import image_id, nowhere
 from orchestrator.cluster.members import JOINING, first_nodes
@@ -63,24 +63,17 @@ async def check_nodes(config: Config, tokenizer: HubTokenizer | None, link: Link
         await asyncio.gather(*visits, return_exceptions=True)
 
 
+@dataclass(eq=False, slots=True)
 class _Doctor:
     """Visits nodes, and compares them with this machine: `image` is its image's id, None if it has none."""
 
-    def __init__(
-        self,
-        config: Config,
-        link: Link,
-        image: str | None,
-        tokenizer_digest: str | None,
-        software: Mapping[str, str],
-    ) -> None:
-        self._config = config
-        self._link = link
-        self._image = image
-        self._tokenizer_digest = tokenizer_digest
-        self._software = software
-        self._first: tuple[str, str] | None = None  # a node with an image, and the image's id
-        self._room = asyncio.Semaphore(JOINING)
+    config: Config
+    link: Link
+    image: str | None
+    tokenizer_digest: str | None
+    software: Mapping[str, str]
+    _first: tuple[str, str] | None = None  # a node with an image, and the image's id
+    _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(JOINING))
 
     async def visit(self, node: ListedNode) -> list[Finding]:
         """The findings on a node, at the latest after NODE_S; each text begins with its name."""
@@ -88,7 +81,7 @@ class _Doctor:
         remote: Remote | None = None
         try:
             async with self._room, asyncio.timeout(NODE_S):
-                remote = await self._link.start(node.node_id)
+                remote = await self.link.start(node.node_id)
                 async for finding in self._findings(node, remote):
                     findings.append(finding)  # noqa: PERF401 - kept if the next one never comes
         except TimeoutError:
@@ -104,30 +97,30 @@ class _Doctor:
     async def _findings(self, node: ListedNode, remote: Remote) -> AsyncIterator[Finding]:
         if node.draining:
             yield warn("node", "it is leaving the cluster, and gets no rollouts")
-        docker, image_comes = self._config.env.launcher == "docker", False
-        inspection = await remote.look(self._config.env.sandbox_image, docker=docker)
+        docker, image_comes = self.config.env.launcher == "docker", False
+        inspection = await remote.look(self.config.env.sandbox_image, docker=docker)
         try:
-            demand_same(inspection.software, self._software)
+            demand_same(inspection.software, self.software)
         except EnvironmentUnusable as error:
             yield fail("software", str(error))
             return  # as in a run, no key goes there
-        yield ok("software", f"Python {self._software['python']}, packages and source are those of this machine")
+        yield ok("software", f"Python {self.software['python']}, packages and source are those of this machine")
         if docker:
             finding, image_comes = self._compare(node.name, inspection.image_id)
             yield finding
         for finding in await remote.examine(
-            self._config, image_comes=image_comes, tokenizer_digest=self._tokenizer_digest
+            self.config, image_comes=image_comes, tokenizer_digest=self.tokenizer_digest
         ):
             yield finding
 
     def _compare(self, name: str, theirs: str | None) -> tuple[Finding, bool]:
         """(the finding, whether the image that rollouts will have is still to come), as a run judges."""
-        image = self._config.env.sandbox_image
-        if self._image is not None and theirs == self._image:
+        image = self.config.env.sandbox_image
+        if self.image is not None and theirs == self.image:
             return ok("image id", f"{_short(theirs)}, that of {image} on this machine"), False
-        if self._image is not None:
+        if self.image is not None:
             has = "it has no" if theirs is None else f"{_short(theirs)} is another"
-            comes = f"it gets {_short(self._image)} from here when a run begins"
+            comes = f"it gets {_short(self.image)} from here when a run begins"
             return warn("image id", f"{has} {image}: {comes}"), True
         if theirs is None:
             return fail("image id", nowhere(image)), True

@@ -16,7 +16,7 @@ import io
 import lzma
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
@@ -57,24 +57,18 @@ class Replayed:
         return f"{self.served} completions replayed, {prompts}{missing}"
 
 
+@dataclass(eq=False, slots=True)
 class ReplayCompleter:
     """Serves the completions of a recorded run."""
 
     guides = True  # what was recorded keeps to what was asked for then
 
-    def __init__(
-        self,
-        line_at: Callable[[int], bytes],
-        episodes: Mapping[Key, int],
-        takes_ids: bool,
-        by_id: Mapping[Id, int],
-    ) -> None:
-        self._line_at = line_at
-        self._episodes = episodes
-        self._by_id = by_id
-        self._parsed: OrderedDict[int, Recording] = OrderedDict()
-        self.takes_ids = takes_ids
-        self.replayed = Replayed(0, 0, 0)  # so far
+    line_at: Callable[[int], bytes]
+    episodes: Mapping[Key, int]
+    takes_ids: bool
+    by_id: Mapping[Id, int]
+    _parsed: OrderedDict[int, Recording] = field(default_factory=OrderedDict)
+    replayed: Replayed = field(default_factory=lambda: Replayed(0, 0, 0))  # so far
 
     @classmethod
     def open(cls, run_directory: Path) -> ReplayCompleter:
@@ -115,7 +109,7 @@ class ReplayCompleter:
     async def sample(self, request: CompletionRequest) -> Completion:
         """The recorded completion of this call. Raises RecordError where it was not recorded."""
         place = (request.task_id, request.index)
-        offset = self._by_id.get((request.rollout_id, place), self._episodes.get(place))
+        offset = self.by_id.get((request.rollout_id, place), self.episodes.get(place))
         episode = () if offset is None else await self._episode(offset, place)
         number = _number(episode, request)
         if number is None:
@@ -135,7 +129,7 @@ class ReplayCompleter:
         """Raises RecordError if the file is no longer what it was."""
         if (recording := self._parsed.pop(offset, None)) is None:
             try:
-                recording = await asyncio.to_thread(lambda: _served(self._line_at(offset), place))
+                recording = await asyncio.to_thread(lambda: _served(self.line_at(offset), place))
             except (OSError, ValueError) as error:
                 raise RecordError(f"the recording cannot be read any more: {error}") from error
         self._parsed[offset] = recording  # as the last one

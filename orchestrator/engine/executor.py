@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from time import time
 from typing import Any
 
@@ -49,6 +49,7 @@ class _Begun:
     coming: int
 
 
+@dataclass(eq=False, slots=True)
 class Executor:
     """Runs attempts on `hosts`, as many at once as these have room for; other executors may share them.
 
@@ -57,43 +58,31 @@ class Executor:
     result of an attempt that an earlier process of the run has recorded: that attempt is not made again.
     """
 
-    def __init__(
-        self,
-        hosts: Hosts,
-        *,
-        max_retries: int,
-        provision: Provision = Provision(),  # noqa: B008 - immutable
-        graded: Callable[[Attempt], Awaitable[Result]],
-        recorded: Callable[[Result], Coroutine[Any, Any, None]],
-        started: Callable[[RolloutPlan, str], None] = lambda plan, node: None,
-        earlier: Callable[[RolloutPlan], Result | None] = lambda plan: None,
-        stopping: asyncio.Event | None = None,
-        health: HealthGate | None = None,
-    ) -> None:
-        self._hosts = hosts
-        self._provision = provision
-        self.waiting = 0  # rollouts that need a sandbox and wait for a slot
-        self.settled: Callable[[], None] = lambda: None  # called when there may be more room than before
-        self._wanted = 0  # rollouts that have or need a slot, those of `coming` included
-        self._groups: dict[int, _Begun] = {}
-        self._max_retries = max_retries
-        self._graded = graded
-        self._recorded = recorded
-        self._started = started
-        self._earlier = earlier
-        self._stopping = stopping or asyncio.Event()
-        self._health = health or HealthGate()
+    hosts: Hosts
+    _: KW_ONLY
+    max_retries: int
+    provision: Provision = Provision()  # noqa: RUF009 - immutable
+    graded: Callable[[Attempt], Awaitable[Result]]
+    recorded: Callable[[Result], Coroutine[Any, Any, None]]
+    started: Callable[[RolloutPlan, str], None] = lambda plan, node: None
+    earlier: Callable[[RolloutPlan], Result | None] = lambda plan: None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    health: HealthGate = field(default_factory=HealthGate)
+    waiting: int = 0  # rollouts that need a sandbox and wait for a slot
+    settled: Callable[[], None] = lambda: None  # called when there may be more room than before
+    _wanted: int = 0  # rollouts that have or need a slot, those of `coming` included
+    _groups: dict[int, _Begun] = field(default_factory=dict)
 
     # ------------------------------------------------------------ groups
 
     def has_room(self, share: float = 1.0) -> bool:
         """Whether no rollout would wait if only this share of the slots existed: then another group may begin."""
-        return self._wanted <= share * self._hosts.capacity
+        return self._wanted <= share * self.hosts.capacity
 
     def begin(self, group: int, rollouts: int) -> None:
         """Gives the group its place in the order; `rollouts` of it will be given to `execute`. Optional: without
         this call rollouts are served first come, first served."""
-        self._groups[group] = _Begun(self._hosts.turn(), rollouts)
+        self._groups[group] = _Begun(self.hosts.turn(), rollouts)
         self._wanted += rollouts
 
     def end(self, group: int) -> None:
@@ -111,7 +100,7 @@ class Executor:
             begun.coming -= 1
         else:
             self._want(1)
-        return self._hosts.turn() if begun is None else begun.turn
+        return self.hosts.turn() if begun is None else begun.turn
 
     @contextmanager
     def _without_slot(self) -> Iterator[None]:
@@ -139,7 +128,7 @@ class Executor:
         results: list[Result] = []
         failures = excuses = agent_errors = 0
         sampled: Attempt | None = None  # by an earlier process, not graded yet
-        earlier = await asyncio.to_thread(self._earlier, plan)
+        earlier = await asyncio.to_thread(self.earlier, plan)
         while True:
             made_now, host = earlier is None, None
             if earlier is not None:
@@ -151,7 +140,7 @@ class Executor:
                 result = await self._grade(attempt)
             failure = failure_of(result)
             if failure is not None and not made_now:
-                self._health.broke_before(plan.group, failure)
+                self.health.broke_before(plan.group, failure)
             sampled = _ungraded(result)
             if sampled is None:
                 results.append(result)
@@ -166,15 +155,15 @@ class Executor:
             agent_errors += made_now and failure.name is FailedName.AGENT_ERROR
             following = next_attempt(plan)
             # If an earlier process made the next attempt, that one counts, whatever the retries left here.
-            earlier = await asyncio.to_thread(self._earlier, following)
-            if earlier is None and (failures > self._max_retries or agent_errors >= MAX_AGENT_ERRORS):
+            earlier = await asyncio.to_thread(self.earlier, following)
+            if earlier is None and (failures > self.max_retries or agent_errors >= MAX_AGENT_ERRORS):
                 break
             plan = following
             if made_now:
                 with self._without_slot():
                     await self._pause(BEFORE_RETRIES.pause_s(failures, random.random()))  # noqa: S311
         if made_now:
-            self._health.count(plan.group, failure)
+            self.health.count(plan.group, failure)
         return tuple(results)
 
     async def _attempt(
@@ -195,18 +184,18 @@ class Executor:
                 if host is None:
                     return None, None
                 begun = Record(started_at=time(), node=host.name)
-                self._started(plan, host.name)
+                self.started(plan, host.name)
                 return await self._carry_out(plan, host, begun), host
         except BaseException as error:
             if begun is not None:
                 cancelled = Failed(FailedName.CANCELLED, _why_cancelled(error))
-                await uninterrupted(self._recorded(Attempt(plan, begun, cancelled)))
+                await uninterrupted(self.recorded(Attempt(plan, begun, cancelled)))
             raise
 
     async def _carry_out(self, plan: RolloutPlan, host: Host, begun: Record) -> Attempt:
         """Any exception but a RolloutError is a bug or stops the run, and is raised."""
         try:
-            attempt = await host.carry_out(plan, self._provision)
+            attempt = await host.carry_out(plan, self.provision)
         except AuthenticationError:
             raise
         except RolloutError as error:
@@ -219,14 +208,14 @@ class Executor:
         """If the run is stopped meanwhile, the attempt is recorded without a score, and graded on resume."""
         try:
             with self._without_slot():
-                result = await self._graded(attempt)
+                result = await self.graded(attempt)
         except BaseException as error:
             if isinstance(attempt.outcome, Ended):
                 cancelled = Failed(FailedName.CANCELLED, f"before it was graded: {_why_cancelled(error)}")
                 attempt = replace(attempt, outcome=cancelled, ungraded=attempt.outcome)
-            await uninterrupted(self._recorded(attempt))
+            await uninterrupted(self.recorded(attempt))
             raise
-        await uninterrupted(self._recorded(result))  # recorded once, also if cancelled here
+        await uninterrupted(self.recorded(result))  # recorded once, also if cancelled here
         return result
 
     @asynccontextmanager
@@ -234,7 +223,7 @@ class Executor:
         """A host that works. None: the run is being stopped. Raises RunUnhealthy."""
         with ExitStack() as waiting:
             waiting.enter_context(self._waits(spec))
-            async with self._hosts.slot(turn, spec) as host:
+            async with self.hosts.slot(turn, spec) as host:
                 welcome = host is not None and await self._welcome(host)
                 waiting.close()
                 yield host if welcome else None
@@ -243,21 +232,21 @@ class Executor:
     def _waits(self, spec: SandboxSpec) -> Iterator[None]:
         self.waiting += 1
         try:
-            with self._hosts.expecting(spec):
+            with self.hosts.expecting(spec):
                 yield
         finally:
             self.waiting -= 1
 
     async def _welcome(self, host: Host) -> bool:
         """Waits until the host works. False: the run is being stopped. Raises RunUnhealthy."""
-        await first_of(host.works(), self._stopping.wait())
-        return not self._stopping.is_set()
+        await first_of(host.works(), self.stopping.wait())
+        return not self.stopping.is_set()
 
     async def _pause(self, seconds: float) -> None:
         """Sleeps, but not once the run is being stopped."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._stopping.wait()
+                await self.stopping.wait()
 
 
 def failure_of(result: Result) -> Failed | None:

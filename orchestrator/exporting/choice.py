@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from orchestrator.completion.trajectory import in_lines
@@ -52,33 +51,26 @@ class Pair:
     rejected: Row
 
 
+@dataclass(eq=False, slots=True)
 class Chooser:
     """Reads the chosen rollouts of a record. What is left out is counted in the survey."""
 
-    def __init__(
-        self,
-        record: Path,
-        survey: Survey,
-        policy: GroupPolicy,
-        group_size: int,
-        form: GroupFormat,
-        choice: Choice,
-    ) -> None:
-        self._record = record
-        self._survey = survey
-        self._groups = partial(survey.drawn_groups, policy, group_size)
-        self._form = form
-        self._choice = choice
+    record: Path
+    survey: Survey
+    policy: GroupPolicy
+    group_size: int
+    form: GroupFormat
+    choice: Choice
 
     def rollouts(self) -> Iterator[list[Row]]:
         """The rows of each group, in the order of their places; side lines where the run trains on them. Raises
         OSError."""
-        for members in self._groups():
+        for members in self.survey.drawn_groups(self.policy, self.group_size):
             kept: list[tuple[int, list[Row]]] = []
             for place in sorted(range(len(members)), key=lambda place: -members[place].score):
-                if not self._choice.takes(members[place].score):
+                if not self.choice.takes(members[place].score):
                     self._leave_out(LeftOut.BELOW)
-                elif len(kept) == self._choice.best:
+                elif len(kept) == self.choice.best:
                     self._leave_out(LeftOut.NOT_BEST)
                 elif rows := self._rows(members[place])[0]:
                     kept.append((place, rows))
@@ -87,7 +79,7 @@ class Chooser:
     def pairs(self) -> Iterator[list[Pair]]:
         """The pairs of each group: the best rollout with the worst, the second best with the second worst. No
         rollout is in two pairs. Raises OSError."""
-        for members in self._groups():
+        for members in self.survey.drawn_groups(self.policy, self.group_size):
             lines: list[tuple[float, Row, int]] = []
             for member in members:
                 rows, prompt_size = self._rows(member)
@@ -98,11 +90,11 @@ class Chooser:
             for number, (high, chosen, prompt_size) in enumerate(lines[: len(lines) // 2]):
                 low, rejected, other_size = lines[-1 - number]
                 prompt = chosen.messages[:prompt_size]
-                if not self._choice.takes(high):
+                if not self.choice.takes(high):
                     self._leave_out(LeftOut.BELOW, 2)
-                elif not self._choice.prefers(high, low):
+                elif not self.choice.prefers(high, low):
                     self._leave_out(LeftOut.NO_PAIR, 2)
-                elif len(pairs) == self._choice.best:
+                elif len(pairs) == self.choice.best:
                     self._leave_out(LeftOut.NOT_BEST, 2)
                 elif (prompt, chosen.tools) != (rejected.messages[:other_size], rejected.tools):
                     self._leave_out(LeftOut.OTHER_PROMPT, 2)
@@ -113,21 +105,21 @@ class Chooser:
 
     def _rows(self, member: Scored) -> tuple[list[Row], int]:
         """(the rollout's rows, how many messages its main line began with). No rows: the reason is counted."""
-        place = f"{self._record}, byte {member.offset}"
+        place = f"{self.record}, byte {member.offset}"
         try:
-            attempt = read_attempt(text_at(self._record, member.offset))
+            attempt = read_attempt(text_at(self.record, member.offset))
         except ValueError as error:
-            self._survey.refuse(place, str(error))
+            self.survey.refuse(place, str(error))
             return [], 0
-        main, *sides = recorded_rows(attempt, self._form)
+        main, *sides = recorded_rows(attempt, self.form)
         if not main.messages and attempt.record.turns:
-            self._survey.refuse(place, main.reason)
+            self.survey.refuse(place, main.reason)
             return [], 0
         reason = self._reason(attempt, main)
         if reason is not None:
             self._leave_out(reason)
             return [], 0
-        wanted = sides if self._form.trains_sides(attempt.agent.kind) else []
+        wanted = sides if self.form.trains_sides(attempt.agent.kind) else []
         fitting = [main, *(row for row in wanted if row.messages and self._fits(row))]
         self._leave_out(LeftOut.SIDE, len(wanted) + 1 - len(fitting))
         weight = sum(row.weight for row in fitting) or 1.0  # of a rollout whose other lines do not fit
@@ -138,7 +130,7 @@ class Chooser:
             return LeftOut.NO_LINE
         if not self._is_exact(main):
             return LeftOut.RETOKENIZED
-        if not self._form.trains(attempt.outcome, attempt.record):
+        if not self.form.trains(attempt.outcome, attempt.record):
             return LeftOut.UNTRAINED
         return LeftOut.TOO_LONG if self._is_long(main) else None
 
@@ -146,14 +138,14 @@ class Chooser:
         return self._is_exact(row) and not self._is_long(row)
 
     def _is_exact(self, row: Row) -> bool:
-        return row.token_source == "sampled" or not self._choice.exact
+        return row.token_source == "sampled" or not self.choice.exact
 
     def _is_long(self, row: Row) -> bool:
-        most = self._choice.max_tokens
+        most = self.choice.max_tokens
         return most is not None and len(row.prompt_ids) + len(row.completion_ids) > most
 
     def _leave_out(self, reason: LeftOut, count: int = 1) -> None:
-        self._survey.left_out[reason] += count
+        self.survey.left_out[reason] += count
 
 
 def _prompt_size(attempt: RecordedAttempt, segment: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 from orchestrator.errors import (
     AuthenticationError,
@@ -27,27 +28,20 @@ PATIENCE_S = 900.0  # a model takes minutes to load; a longer outage needs an op
 LOOKS = 3  # tries before an EngineUnfitError ends the run: a disk may be remounted meanwhile
 
 
+@dataclass(eq=False, slots=True)
 class Breaker:
     """Pauses launching while the service named `what` does not work. `ask` raises a RolloutError if the service
     does not answer, a LaunchError if it refuses, an EngineUnfitError if it will always refuse."""
 
-    def __init__(
-        self,
-        what: str,
-        ask: Callable[[], Awaitable[object]],
-        say: Callable[[str], None],
-        *,
-        backoff: Backoff = BETWEEN_QUESTIONS,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        self.what = what
-        self._ask = ask
-        self._say = say
-        self._backoff = backoff
-        self._patience_s = patience_s
-        self._asking = asyncio.Lock()
-        self._away_since: float | None = None  # loop time; None: the service works
-        self._refuses = False  # the service answers, but refuses
+    what: str
+    ask: Callable[[], Awaitable[object]]
+    say: Callable[[str], None]
+    _: KW_ONLY
+    backoff: Backoff = BETWEEN_QUESTIONS
+    patience_s: float = PATIENCE_S
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _away_since: float | None = None  # loop time; None: the service works
+    _refuses: bool = False  # the service answers, but refuses
 
     @property
     def is_away(self) -> bool:
@@ -62,7 +56,7 @@ class Breaker:
                     self._away_since = asyncio.get_running_loop().time()
                     self._refuses = isinstance(error, LaunchError)
                     how = "makes no sandboxes" if self._refuses else "is away"
-                    self._say(f"{self.what} {how}, launching pauses: {error}")
+                    self.say(f"{self.what} {how}, launching pauses: {error}")
         return self._away_since is not None
 
     async def passed(self) -> None:
@@ -74,25 +68,25 @@ class Breaker:
             looks = 0
             while self._away_since is not None:
                 looks += 1
-                await asyncio.sleep(self._backoff.pause_s(looks))
+                await asyncio.sleep(self.backoff.pause_s(looks))
                 away_s = loop.time() - self._away_since
                 error = await self._failure()
                 if error is None:
                     self._away_since = None
                     back = "makes sandboxes again" if self._refuses else "is back"
                     goes_on = "rollouts go on" if self._refuses else "launching goes on"
-                    self._say(f"{self.what} {back} after {away_s:.0f} s, {goes_on}")
+                    self.say(f"{self.what} {back} after {away_s:.0f} s, {goes_on}")
                     return
                 self._refuses = isinstance(error, LaunchError)
                 if isinstance(error, EngineUnfitError) and looks >= LOOKS:
                     raise RunUnhealthy(f"waiting does not help: {error}")
-                if away_s > self._patience_s:
+                if away_s > self.patience_s:
                     how = "made no sandbox" if self._refuses else "been away"
                     raise RunUnhealthy(f"{self.what} has {how} for {away_s:.0f} s: {error}")
 
     async def _failure(self) -> RolloutError | EnvironmentUnusable | None:
         try:
-            await self._ask()
+            await self.ask()
         except AuthenticationError:
             raise
         except (RolloutError, EnvironmentUnusable) as error:

@@ -111,28 +111,23 @@ class _Scorable:
     packed: bytes | None
 
 
+@dataclass(eq=False, slots=True)
 class Rescorer:
     """`tasks`: by id, or why there is none; for all others the reason is `missing`. `tokenizer`: makes ids where
     the record has none. `health`: counts what was scored."""
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        tokenizer: Tokenizer | None,
-        tasks: Mapping[str, Task | str],
-        missing: str,
-        overview: Overview,
-        health: HealthGate,
-    ) -> None:
-        self._scorer = scorer
-        self._batches = scorer if isinstance(scorer, ControlledScorer) else None
-        self._tokenizer = tokenizer
-        self._tasks = tasks
-        self._missing = missing
-        self._latest = overview.latest
-        self._health = health
-        self._alone = asyncio.Semaphore(SCORED_ALONE)
-        self._ids: set[str] = set()  # of the lines so far
+    scorer: Scorer
+    tokenizer: Tokenizer | None
+    tasks: Mapping[str, Task | str]
+    missing: str
+    overview: Overview
+    health: HealthGate
+    _alone: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SCORED_ALONE))
+    _ids: set[str] = field(default_factory=set)  # of the lines so far
+
+    @property
+    def _batches(self) -> ControlledScorer | None:
+        return self.scorer if isinstance(self.scorer, ControlledScorer) else None
 
     async def run(self, lines: Iterable[TextLine], take: Callable[[list[Result]], Awaitable[None]]) -> None:
         """Gives the results to `take`, in the order of the lines. Raises what `take` raises, and RunUnhealthy if
@@ -183,15 +178,15 @@ class Rescorer:
                 return LeftOut(line.place, len(line.text), str(error))
             return Copied(bad_task.rollout_id, line.place, text)
         end = end_of(before)
-        superseded = before.attempt < self._latest.get((before.group, before.index), 0)
+        superseded = before.attempt < self.overview.latest.get((before.group, before.index), 0)
         if end is None or (before.score is None and superseded):
             return Rescored(before.rollout_id, line.place, text, before, before)
-        task = self._tasks.get(before.task_id, self._missing)
+        task = self.tasks.get(before.task_id, self.missing)
         if isinstance(task, str):
             return _rescored(line.place, before, before, Failed(FailedName.SCORER_ERROR, task))
         plan = plan_of(before, task, before.sandbox)
         try:
-            main = _main_line(plan, before, self._tokenizer)
+            main = _main_line(plan, before, self.tokenizer)
             rollout = packed(self._batches.grades_with, plan, before.record, end) if self._batches else None
         except RecordError as error:
             return _rescored(line.place, before, before, Failed(FailedName.RECORD_ERROR, str(error)))
@@ -215,13 +210,13 @@ class Rescorer:
         if not isinstance(rollout, _Scorable):
             return rollout
         verdict = score or await self._scored_alone(rollout)
-        self._health.count(rollout.plan.group, verdict if isinstance(verdict, Failed) else None)
+        self.health.count(rollout.plan.group, verdict if isinstance(verdict, Failed) else None)
         return _rescored(rollout.place, rollout.before, rollout.after, verdict)
 
     async def _scored_alone(self, rollout: _Scorable) -> Score | Failed:
         async with self._alone:
             try:
-                return await self._scorer.score(rollout.plan, rollout.before.record, rollout.end)
+                return await self.scorer.score(rollout.plan, rollout.before.record, rollout.end)
             except ScorerError as error:
                 return Failed(FailedName.SCORER_ERROR, str(error))
 

@@ -16,7 +16,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ _MAX_REASON = 400
 _VERDICT = re.compile(r"VERDICT ([0-9a-f]{16}): (CORRECT|INCORRECT)")
 
 
+@dataclass(eq=False, slots=True)
 class JudgeScorer:
     """A `Scorer`: 1 for an answer that the judge calls correct, else 0.
 
@@ -55,28 +56,20 @@ class JudgeScorer:
     judge's verdict.
     """
 
-    def __init__(
-        self,
-        judge: Completer,
-        rules: Scorer,
-        *,
-        model: str,
-        max_tokens: int,
-        seed: int = 0,
-        mark: Callable[[], str] = lambda: secrets.token_hex(8),
-    ) -> None:
-        self._judge = judge
-        self._rules = rules
-        self._model = model
-        self._max_tokens = max_tokens
-        self._seed = seed
-        self._mark = mark
-        self._rubric = RUBRIC.read_text("utf-8")
-        self._controls = Controls(math.inf)  # the completion has a time limit itself
+    judge: Completer
+    rules: Scorer
+    _: KW_ONLY
+    model: str
+    max_tokens: int
+    seed: int = 0
+    mark: Callable[[], str] = lambda: secrets.token_hex(8)
+    _rubric: str = field(default_factory=lambda: RUBRIC.read_text("utf-8"))
+    # The completion has a time limit itself.
+    _controls: Controls = field(default_factory=lambda: Controls(math.inf))
 
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """Raises ScorerError, and AuthenticationError, which stops the run."""
-        measured = await self._rules.score(plan, record, ended)
+        measured = await self.rules.score(plan, record, ended)
         parts = {_BY_RULES if name == "correctness" else name: part for name, part in measured.parts.items()}
         if ended.name is not EndedName.FINISHED or record.answer is None:
             return Score(0.0, {**parts, "judge": 0.0}, measured.evidence)
@@ -133,23 +126,23 @@ class JudgeScorer:
         raise ScorerError(f"while the judge was asked, this process stood still {_ROUNDS} times in a row")
 
     async def _attempt(self, plan: RolloutPlan, answer: str, sequence: int) -> _Judging:
-        mark = self._mark()
+        mark = self.mark()
         messages = conversation(self._rubric, plan.task, answer, mark)
-        judging = _Judging(self._model, messages)
+        judging = _Judging(self.model, messages)
         for number in range(VERDICTS):
-            seed = self._seed + number
+            seed = self.seed + number
             request = CompletionRequest(
                 messages=messages,
                 prompt_ids=None,
                 stop=(),
-                sampling=Sampling(temperature=0.0, top_p=1.0, max_tokens=self._max_tokens, seed=seed),
+                sampling=Sampling(temperature=0.0, top_p=1.0, max_tokens=self.max_tokens, seed=seed),
                 rollout_id=plan.rollout_id,
                 task_id=plan.task.task_id,
                 index=plan.index,
                 sequence=sequence + number,
             )
             try:
-                completion = await self._judge.sample(request)
+                completion = await self.judge.sample(request)
             except (CompletionError, ContextLengthError, RecordError) as error:
                 judging.error = error
                 break

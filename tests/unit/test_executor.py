@@ -161,7 +161,7 @@ async def test_what_no_sandbox_can_help_is_not_retried(failure: FailedName) -> N
         return Attempt(attempt.plan, attempt.record, Failed(failure, "our fault"))
 
     bench = Bench()
-    bench.executor._graded = broken
+    bench.executor.graded = broken
     results = await bench.executor.execute(a_plan())
     assert results is not None
     assert [name(r) for r in results] == [failure]
@@ -180,7 +180,7 @@ async def test_bug_passes_through_and_the_attempt_is_still_counted() -> None:
         raise ZeroDivisionError
 
     bench = Bench()
-    bench.executor._graded = bug
+    bench.executor.graded = bug
     with pytest.raises(ZeroDivisionError):
         await bench.executor.execute(a_plan())
     assert bench.names == ["cancelled"]
@@ -208,7 +208,7 @@ async def test_stopped_while_it_is_graded_an_attempt_is_on_record_whole_and_grad
 
     grading = asyncio.Event()
     bench = Bench()
-    bench.executor._graded = never
+    bench.executor.graded = never
     run = asyncio.create_task(bench.executor.execute(a_plan()))
     async with asyncio.timeout(30):
         await grading.wait()
@@ -397,7 +397,7 @@ async def test_what_is_late_after_a_standstill_is_nobody_s_timeout(
 @pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (1, 2), (5, 2)])
 async def test_a_program_without_a_completion_is_tried_again_once(retries: int, attempts: int) -> None:
     bench = Bench(max_retries=retries)
-    bench.executor._graded = failing(*[FailedName.AGENT_ERROR] * 9)
+    bench.executor.graded = failing(*[FailedName.AGENT_ERROR] * 9)
     results = await bench.executor.execute(a_plan())
     assert results is not None
     assert [name(r) for r in results] == bench.names == ["agent_error"] * attempts
@@ -405,7 +405,7 @@ async def test_a_program_without_a_completion_is_tried_again_once(retries: int, 
 
 async def test_other_failures_between_use_up_their_own_retries() -> None:
     bench = Bench(max_retries=3)
-    bench.executor._graded = failing(FailedName.AGENT_ERROR, FailedName.SANDBOX_LOST, FailedName.AGENT_ERROR)
+    bench.executor.graded = failing(FailedName.AGENT_ERROR, FailedName.SANDBOX_LOST, FailedName.AGENT_ERROR)
     results = await bench.executor.execute(a_plan())
     assert results is not None
     assert [name(r) for r in results] == ["agent_error", "sandbox_lost", "agent_error"]

@@ -65,7 +65,7 @@ async def test_what_the_policy_wrote_stands_between_marks_it_cannot_know() -> No
     assert system.content == RUBRIC.read_text("utf-8").replace("{mark}", MARK)
     assert f"GIVEN ANSWER {MARK}\n{INJECTION}\nEND OF GIVEN ANSWER {MARK}" in user.content
     assert user.content.index(f"REFERENCE ANSWER {MARK}\n42\n") < user.content.index(INJECTION)
-    drawn = {JudgeScorer(completer, RULES, model="m", max_tokens=1)._mark() for _ in range(10)}
+    drawn = {JudgeScorer(completer, RULES, model="m", max_tokens=1).mark() for _ in range(10)}
     assert len(drawn) == 10
     assert all(len(mark) == 16 for mark in drawn)
 

@@ -16,19 +16,12 @@ class LimitedCompleter:
     waiting for the endpoint: it does not use up the rollout's own clock."""
 
     def __init__(self, completer: Completer, *, training: int, evaluation: int) -> None:
+        self.takes_ids, self.guides = completer.takes_ids, completer.guides
         self._completer = completer
         self._slots: Mapping[Split, asyncio.Semaphore] = {
             "train": asyncio.Semaphore(training),
             "eval": asyncio.Semaphore(evaluation),
         }
-
-    @property
-    def takes_ids(self) -> bool:
-        return self._completer.takes_ids
-
-    @property
-    def guides(self) -> bool:
-        return self._completer.guides
 
     async def sample(self, request: CompletionRequest) -> Completion:
         async with self._slots[request.split]:
@@ -42,16 +35,10 @@ class RoutedCompleter:
     """Spreads rollouts over completers by weight, the same rollout always to the same one."""
 
     def __init__(self, completers: Sequence[Completer], weights: Sequence[float]) -> None:
+        self.takes_ids = all(completer.takes_ids for completer in completers)
+        self.guides = all(completer.guides for completer in completers)
         self._completers = completers
         self._weights = tuple(weights)
-
-    @property
-    def takes_ids(self) -> bool:
-        return all(completer.takes_ids for completer in self._completers)
-
-    @property
-    def guides(self) -> bool:
-        return all(completer.guides for completer in self._completers)
 
     def serving(self, rollout_id: str) -> tuple[Completer, int]:
         """(the completer that serves this rollout, its index)."""

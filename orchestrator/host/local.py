@@ -8,14 +8,12 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.replay import ReplayCompleter, Replayed
 from orchestrator.host.base import HostNow, Provision
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
 from orchestrator.host.slots import Line
-from orchestrator.tools.base import HostTool
 from orchestrator.types import Attempt, Failed, FailedName, RolloutPlan, SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -37,6 +35,8 @@ class LocalHost:
         breakers: Mapping[FailedName, Breaker] | None = None,
     ) -> None:
         self.resources = resources
+        self.tokenizer, self.tools = resources.tokenizer, resources.tools
+        self.takes_ids, self.why_text = resources.completer.takes_ids, resources.why_text
         self.capacity = max_sandboxes
         self._warm = warm
         self._spec = spec
@@ -67,22 +67,6 @@ class LocalHost:
         return next((breaker.what for breaker in set(self._breakers.values()) if breaker.is_away), "")
 
     # ------------------------------------------------------------ all of them
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self.resources.tokenizer
-
-    @property
-    def takes_ids(self) -> bool:
-        return self.resources.completer.takes_ids
-
-    @property
-    def why_text(self) -> str:
-        return self.resources.why_text
-
-    @property
-    def tools(self) -> Mapping[str, HostTool]:
-        return self.resources.tools
 
     @property
     def waiting(self) -> int:

@@ -48,7 +48,7 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
         try:
             ending = await _ending(lease, box.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
-            awaited = lease.awaited
+            awaited = lease.completions.awaited
             await lease.stop()  # nothing comes on record while the files are sent
             ending, output = await _output(ending, lease, box.sandbox)
         finally:
@@ -69,8 +69,8 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
             requests=lease.requests,
             output=output,
         )
-        if lease.fatal is not None:
-            raise lease.fatal
+        if lease.completions.fatal is not None:
+            raise lease.completions.fatal
     outcome, answer = decide(ending, record, program=plan.agent.kind == "program", awaited=awaited)
     return Attempt(plan, replace(record, answer=answer), outcome)
 
@@ -89,7 +89,7 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
         return DeadlineExpired(sampling_s, await lease.control.answer(lease.plan) if mostly_waited else None)
     if isinstance(ending, float):
         return stood_still(ending)
-    if isinstance(ending, Submission) and lease.plan.agent.kind == "program" and lease.awaited:
+    if isinstance(ending, Submission) and lease.plan.agent.kind == "program" and lease.completions.awaited:
         return await _impatient(ending, lease)
     return ClockExpired() if ending is None else ending
 

@@ -17,7 +17,7 @@ import orjson
 from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.base import Completer, Tokenizer
 from orchestrator.completion.control import EndpointControl
-from orchestrator.errors import AuthenticationError, CostReached, ProtocolError, ToolError, ToolServiceError
+from orchestrator.errors import ProtocolError, ToolError, ToolServiceError
 from orchestrator.proxy.budgets import Budgets, LimitReached
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.completions import Completions
@@ -68,7 +68,7 @@ class Lease:
         self.control = control or EndpointControl(completer, tokenizer)
         self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
         self._budgets = Budgets(plan, cpu_s)
-        self._completions = Completions(
+        self.completions = Completions(
             plan,
             completer,
             tokenizer,
@@ -87,17 +87,7 @@ class Lease:
     @property
     def turns(self) -> list[Turn]:
         """The completions so far."""
-        return self._completions.turns.all
-
-    @property
-    def parallel(self) -> int:
-        """How many completions may be under way at the same time."""
-        return self._completions.parallel
-
-    @property
-    def fatal(self) -> AuthenticationError | CostReached | None:
-        """The error of a completion that ends the whole run."""
-        return self._completions.fatal
+        return self.completions.turns.all
 
     @property
     def live(self) -> bool:
@@ -105,14 +95,9 @@ class Lease:
         return not self._ended.done()
 
     @property
-    def awaited(self) -> bool:
-        """Whether the sandbox asked for a completion and did not get it."""
-        return self._completions.awaited
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """What people are to know of the requests, for the record."""
-        if not (count := self._completions.given_up):
+        if not (count := self.completions.given_up):
             return ()
         return (f"{count} completion{'s were' if count > 1 else ' was'} given up by the program",)
 
@@ -127,7 +112,7 @@ class Lease:
 
     async def stop(self) -> None:
         """Cancels what is being sampled, and calls of tools: after a result nobody reads them. Idempotent."""
-        await self._completions.aclose()
+        await self.completions.aclose()
         await self._tool_replies.aclose()
 
     async def aclose(self) -> None:
@@ -148,16 +133,12 @@ class Lease:
 
     async def complete(self, ask: AgentRequest, content: bytes) -> Reply:
         """As `Completions.reply`."""
-        return await self._completions.reply(ask, content, self._note_request)
+        return await self.completions.reply(ask, content, self._note_request)
 
     def _note_request(self, ask: AgentRequest) -> None:
         for step in ask.steps:
             self.record_step(step)
         self._note(ask.notes)
-
-    async def give_up(self, sequence: int) -> None:
-        """As `Completions.give_up`."""
-        await self._completions.give_up(sequence)
 
     # ------------------------------------------------------------ tools, steps
 
@@ -211,7 +192,7 @@ class Lease:
         for field in notes.unused_fields:
             if len(self._unused_fields) < MAX_UNUSED_FIELDS:
                 self._unused_fields.setdefault(field)
-        for text in notes.refusals if self._completions.turns.any else ():
+        for text in notes.refusals if self.completions.turns.any else ():
             if len(self._refusals) < MAX_REFUSAL_NOTES:
                 self._refusals.setdefault(redact(text))
 

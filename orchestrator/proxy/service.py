@@ -96,7 +96,7 @@ class SandboxService(grpc.GenericRpcHandler):
             lease.tools,
             lease.equipment,
             lease.output.rule,
-            parallel=lease.parallel,
+            parallel=lease.completions.parallel,
             max_token_length=lease.plan.limits.max_token_length,
         )
         yield pb.ParkResponse(assignment=assignment)
@@ -126,7 +126,7 @@ class SandboxService(grpc.GenericRpcHandler):
     async def AbandonCompletion(self, request: bytes, context: Context) -> pb.AbandonCompletionResponse:
         lease = await self._lease(context, len(request))
         async with _refusing(context):
-            await lease.give_up(wire.abandoned(request))
+            await lease.completions.give_up(wire.abandoned(request))
         return pb.AbandonCompletionResponse()
 
     async def CallTool(self, request: bytes, context: Context) -> pb.CallToolResponse:

@@ -159,7 +159,7 @@ async def test_the_record_of_parallel_requests_is_read_as_it_was_written(endpoin
     for number in (2, 1):
         endpoint.let(number)
         await waiting[number - 1]
-    await lease.give_up(2)
+    await lease.completions.give_up(2)
     record = Record(0.0, turns=tuple(lease.turns))
     attempt = Attempt(lease.plan, record, Ended(EndedName.FINISHED))
     assert read_attempt(dumps(attempt_line(attempt))).record.turns == record.turns
@@ -229,16 +229,16 @@ async def test_what_nobody_waits_for_is_cancelled_at_the_endpoint(endpoint: Held
     await (await begin(lease, asked(1, *TALK)))
     spoken = (*TALK, Message("assistant", "answer to 1"), Message("user", "go on"))
     given_up = await begin(lease, asked(2, *spoken))
-    assert not lease.awaited or lease.clock.sampling == 1
-    await lease.give_up(2)
+    assert not lease.completions.awaited or lease.clock.sampling == 1
+    await lease.completions.give_up(2)
     assert endpoint.cancelled == [2]
     assert (await given_up).refused is not None
-    assert lease.awaited, "its program got nothing since"
+    assert lease.completions.awaited, "its program got nothing since"
     assert lease.live
     endpoint.let(3)
     again = await lease.complete(asked(3, *spoken), b"3")
     assert again.completion is not None
-    assert not lease.awaited
+    assert not lease.completions.awaited
     assert lines(lease.turns, endpoint.tokenizer) == {0: "answer to 1 | answer to 3"}
 
 
@@ -249,7 +249,7 @@ async def test_an_answer_that_nobody_read_is_no_part_of_a_line(endpoint: HeldEnd
     await lease.complete(asked(1, *TALK), b"1")
     spoken = (*TALK, Message("assistant", "answer to 1"), Message("user", "go on"))
     await lease.complete(asked(2, *spoken), b"2")
-    await lease.give_up(2)
+    await lease.completions.give_up(2)
     await lease.complete(asked(3, *spoken), b"3")
     further = (*spoken, Message("assistant", "answer to 3"), Message("user", "and on"))
     await lease.complete(asked(4, *further), b"4")
@@ -262,7 +262,7 @@ async def test_the_first_answer_of_all_may_be_the_one_that_nobody_read(endpoint:
     for number in (1, 2):
         endpoint.let(number)
     await lease.complete(asked(1, *TALK), b"1")
-    await lease.give_up(1)
+    await lease.completions.give_up(1)
     await lease.complete(asked(2, *TALK), b"2")
     assert [(turn.segment, turn.abandoned) for turn in lease.turns] == [(0, True), (1, False)]
     assert lines(lease.turns, endpoint.tokenizer) == {1: "answer to 2"}
@@ -276,7 +276,7 @@ async def test_what_was_continued_was_read_whatever_is_said_of_it(endpoint: Held
     await lease.complete(asked(1, *TALK), b"1")
     spoken = (*TALK, Message("assistant", "answer to 1"), Message("user", "go on"))
     task = await begin(lease, asked(2, *spoken))
-    await lease.give_up(1)
+    await lease.completions.give_up(1)
     endpoint.let(2)
     await task
     assert [turn.abandoned for turn in lease.turns] == [False, False]
@@ -285,18 +285,18 @@ async def test_what_was_continued_was_read_whatever_is_said_of_it(endpoint: Held
 
 async def test_a_request_given_up_before_it_came_is_never_sampled(endpoint: HeldEndpoint) -> None:
     lease = a_lease(endpoint)
-    await lease.give_up(1)
+    await lease.completions.give_up(1)
     assert (await lease.complete(asked(1), b"1")).refused is not None
     assert endpoint.begun == []
     with pytest.raises(ProtocolError):
-        await lease.give_up(1_000)
+        await lease.completions.give_up(1_000)
 
 
 async def test_giving_up_costs_a_completion_a_step_and_what_may_have_been_sampled(endpoint: HeldEndpoint) -> None:
     lease = a_lease(endpoint, some_limits(completions=3, completion_tokens=10_000))
     for number in (1, 2, 3):
         task = await begin(lease, asked(number))
-        await lease.give_up(number)
+        await lease.completions.give_up(number)
         await task
     assert (await lease.complete(asked(4), b"4")).ended == "budget"
     assert await lease.ended() == Refused("budget", "3 completions")
@@ -331,7 +331,7 @@ async def test_requests_cut_before_they_came_keep_no_number_back(endpoint: HeldE
     """A long one is read first: its client may hang up before the lease knows of it."""
     lease = a_lease(endpoint, some_limits(parallel_completions=together))
     for number in range(1, together + 1):
-        await lease.give_up(number)
+        await lease.completions.give_up(number)
     endpoint.let(together + 1)
     assert (await lease.complete(asked(together + 1), b"next")).completion is not None
     assert (await lease.complete(asked(1), b"late")).refused is not None
@@ -345,8 +345,8 @@ async def test_what_was_continued_was_read_also_where_nobody_read_on(endpoint: H
     spoken = (*TALK, Message("assistant", "answer to 1"), Message("user", "go on"))
     for number in (2, 3):
         await lease.complete(asked(number, *spoken), str(number).encode())
-        await lease.give_up(number)
-    await lease.give_up(1)
+        await lease.completions.give_up(number)
+    await lease.completions.give_up(1)
     assert [(turn.segment, turn.abandoned) for turn in lease.turns] == [(0, False), (0, True), (0, True)]
     assert lines(lease.turns, endpoint.tokenizer) == {0: "answer to 1"}
 
@@ -362,9 +362,9 @@ async def test_tokens_that_are_only_counted_stand_on_no_record(
         counted = replace(asked(number, *TALK, other), count_only=True)
         assert (await lease.complete(counted, str(number).encode())).ended is None
     assert (await lease.complete(asked(1, *TALK), b"1")).completion is not None
-    await lease.give_up(2)
+    await lease.completions.give_up(2)
     assert lease.notes == ()
-    assert not lease.awaited
+    assert not lease.completions.awaited
 
 
 async def test_what_is_sampled_when_the_result_comes_is_cut(endpoint: HeldEndpoint) -> None:
@@ -386,7 +386,7 @@ async def test_giving_up_costs_as_much_as_the_completion_could_have(endpoint: He
     lease = Lease(plan, endpoint, endpoint.tokenizer, {}, purse=purse)
     task = await begin(lease, asked(1))
     await settled(lambda: endpoint.begun == [1])
-    await lease.give_up(1)
+    await lease.completions.give_up(1)
     await task
     assert purse.spent > endpoint.limits[1]
 
@@ -394,14 +394,14 @@ async def test_giving_up_costs_as_much_as_the_completion_could_have(endpoint: He
 async def test_numbers_that_are_given_up_are_kept_up_to_a_limit(endpoint: HeldEndpoint) -> None:
     lease = a_lease(endpoint)
     for number in range(1, MAX_GIVEN_UP + 2):
-        await lease.give_up(number)
+        await lease.completions.give_up(number)
     assert await lease.ended() == Refused("budget", f"{MAX_GIVEN_UP} completions that were given up")
 
 
 async def test_a_request_given_up_while_it_was_read_takes_no_place(endpoint: HeldEndpoint) -> None:
     """The program asks for another one in its place, perhaps in the same moment."""
     lease = a_lease(endpoint, some_limits(parallel_completions=1))
-    await lease.give_up(1)
+    await lease.completions.give_up(1)
     late = asyncio.ensure_future(lease.complete(asked(1), b"1"))
     endpoint.let(2)
     next_ = asyncio.ensure_future(lease.complete(asked(2), b"2"))

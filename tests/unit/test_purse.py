@@ -176,7 +176,7 @@ async def test_tools_and_formats_in_a_prompt_are_paid_too(known: bool) -> None:
         lease = Lease(plan, completer, WordTokenizer() if known else None, {}, purse=purse)
         reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK, wishes=wishes), b"1")
         assert reply.ended == FailedName.CANCELLED
-        assert isinstance(lease.fatal, CostReached)
+        assert isinstance(lease.completions.fatal, CostReached)
 
 
 def test_what_earlier_attempts_cost_is_spent_before_they_get_their_score() -> None:

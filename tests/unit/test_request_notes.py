@@ -94,7 +94,7 @@ async def test_a_prompt_is_counted_and_nothing_is_sampled_or_spent(qwen: HubToke
     told = wire.completion_response(await ask(lease, MAX_COUNTED + 1, count_only=True)).refused
     assert told.message.startswith(f"the tokens of {MAX_COUNTED} prompts were counted")
     assert not lease.turns
-    assert not lease.awaited
+    assert not lease.completions.awaited
     await ask(lease, MAX_COUNTED + 2)
     [turn] = lease.turns
     assert set(counted) != {0}

@@ -595,7 +595,7 @@ async def test_long_arguments_of_a_program_do_not_hold_up_other_rollouts(qwen: H
         for _ in range(served):
             await program.ask(SYSTEM, TASK)
         began = time.process_time()
-        program.lease._completions.turns._talk.plain(talk)
+        program.lease.completions.turns._talk.plain(talk)
         took.append(time.process_time() - began)
     assert took[1] < 8 * took[0]  # it was read again for each completion
 

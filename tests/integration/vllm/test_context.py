@@ -42,7 +42,7 @@ class Rollout:
     async def fill(self, room: int) -> None:
         """One more message, with which the next prompt leaves so much room: a word of it is a token."""
         talk, most = (*self.talk, Message("user", "go")), CONTEXT - room
-        prepared = await self.lease._completions.turns.prepared(
+        prepared = await self.lease.completions.turns.prepared(
             AgentRequest(self._asked, CompletionKind.ACTION, talk)
         )
         self.talk = (*self.talk, Message("user", "go" + " go" * (most - prepared.tokens)))
@@ -91,7 +91,7 @@ async def test_so_it_does_where_the_server_did_not_say_what_it_holds(
 ) -> None:
     """As behind a gateway with a model list of its own: vLLM's refusals are known, and a control is answered."""
     async with a_rollout(plain, tokenizer) as rollout:
-        completer = rollout.lease._completions._completer
+        completer = rollout.lease.completions._completer
         assert isinstance(completer, IdCompleter)
         completer.context_length = None
         assert (await rollout.ask()).completion is not None

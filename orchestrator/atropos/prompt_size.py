@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,9 +10,22 @@ import yaml
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.prompt_text import prompt_text
+from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.errors import ConfigError
 from orchestrator.types import AgentSpec, Message
 
 _FILES = {"code": "code_agent.yaml", "tool_calling": "toolcalling_agent.yaml"}
+
+
+def demand_prompt_room(orchestrator: Orchestrator, limit: int, advice: Callable[[int], str]) -> None:
+    """Raises ConfigError unless the agent's prompt has fewer tokens than `limit`. `advice`: the error's text, of
+    the least that it has."""
+    tokenizer, env, agent = orchestrator.hosts.tokenizer, orchestrator.config.env, orchestrator.maker.agent_spec()
+    ours = agent.kind == "tool_calling" and agent.call_format is not None
+    if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None or ours:
+        return  # the prompt's text is not smolagents' own
+    if limit <= (least := least_prompt_tokens(tokenizer, agent)):
+        raise ConfigError(advice(least))
 
 
 def least_prompt_tokens(tokenizer: Tokenizer, agent: AgentSpec) -> int:

@@ -25,7 +25,7 @@ from orchestrator.atropos.feed import Feed
 from orchestrator.atropos.kept import Kept
 from orchestrator.atropos.policy_service import policy_service
 from orchestrator.atropos.position import Checkpoints, Ledger, Position, read_position, write_position
-from orchestrator.atropos.prompt_size import least_prompt_tokens
+from orchestrator.atropos.prompt_size import demand_prompt_room
 from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
@@ -415,17 +415,11 @@ class Service:
         )
 
     def _check_prompt(self, limit: int, label: str) -> None:
-        tokenizer, env = self.work.engine.hosts.tokenizer, self.config.env
-        agent = self.work.engine.maker.agent_spec()
-        ours = agent.kind == "tool_calling" and agent.call_format is not None
-        if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None or ours:
-            return  # the prompt's text is not smolagents' own
-        least = least_prompt_tokens(tokenizer, agent)
-        if limit <= least:
-            raise ConfigError(
-                f"{label}: {limit} tokens are fewer than the agent's system prompt has, {least}; set it to "
-                f"{least + 2048} or more"
-            )
+        def advice(least: int) -> str:
+            has = f"{limit} tokens are fewer than the agent's system prompt has, {least}"
+            return f"{label}: {has}; set it to {least + 2048} or more"
+
+        demand_prompt_room(self.work.engine, limit, advice)
 
     def _rows(self, feed: Feed, run_path: Path) -> list[tuple[str, object]]:
         ledger = feed.ledger

@@ -10,12 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.run.lenient import count, number, parse
+from orchestrator.run.lenient import count, number, small_object
 from orchestrator.run.lines import write_whole
 from orchestrator.run.tally import Tally
 
 END_FILE = "end.json"
-_MOST_BYTES = 1 << 20
 
 
 @contextmanager
@@ -42,17 +41,6 @@ def read_end(directory: Path) -> dict[str, Any]:
         **{name: count(end.get(name)) for name in ("groups", "scored", "solved")},
         "cost": number(end.get("cost")),
     }
-
-
-def small_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file that may be anybody's, read up to a limit; empty if there is none."""
-    try:
-        if not path.is_file():  # opening a pipe would block
-            return {}
-        with path.open("rb") as file:
-            return parse(file.read(_MOST_BYTES)) or {}
-    except OSError:
-        return {}
 
 
 def counts(tally: Tally) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import orjson
 from orchestrator.errors import ConfigError, os_error_as
 from orchestrator.rules.text import printable
 from orchestrator.run.frames import SUFFIX, is_compressed
-from orchestrator.run.lenient import mapping, parse
+from orchestrator.run.lenient import mapping, small_object
 from orchestrator.run.lines import MAX_RUN_FILE_BYTES
 
 RUN_FILE = "run.json"
@@ -115,13 +115,7 @@ def groups_file_of(description: Mapping[str, Any]) -> str | None:
 
 def read_description(directory: Path) -> dict[str, Any]:
     """run.json, for display; empty if it cannot be read."""
-    try:
-        if not (path := directory / RUN_FILE).is_file():
-            return {}
-        with path.open("rb") as file:
-            return parse(file.read(MAX_RUN_FILE_BYTES)) or {}
-    except OSError:
-        return {}
+    return small_object(directory / RUN_FILE, MAX_RUN_FILE_BYTES)
 
 
 def is_going_on(directory: Path) -> bool:

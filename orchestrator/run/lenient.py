@@ -67,6 +67,17 @@ def parse(text: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def small_object(path: Path, most_bytes: int = 1 << 20) -> dict[str, Any]:
+    """The JSON object in a file that may be anybody's, read up to a limit; empty if there is none."""
+    try:
+        if not path.is_file():  # opening a pipe would block
+            return {}
+        with path.open("rb") as file:
+            return parse(file.read(most_bytes)) or {}
+    except OSError:
+        return {}
+
+
 def text(value: object, limit: int = MAX_TEXT_CHARS) -> str:
     """The text, or its beginning and how much is missing. Other values are shown as JSON."""
     if value is None:

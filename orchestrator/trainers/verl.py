@@ -32,7 +32,7 @@ from orchestrator.completion.sampled import RawSample
 from orchestrator.completion.statuses import is_context_length
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.sync import SyncOrchestrator
-from orchestrator.errors import CompletionError, ConfigError, ContextLengthError, OrchestratorError
+from orchestrator.errors import CompletionError, ContextLengthError, OrchestratorError
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.run.rows import Row
 from orchestrator.settings.config import Config
@@ -248,20 +248,13 @@ class _Worker(Listener):
 
     def _check_prompt(self) -> None:
         """Raises ConfigError if verl's prompts have no room for the agent's."""
-        from orchestrator.atropos.prompt_size import least_prompt_tokens
+        from orchestrator.atropos.prompt_size import demand_prompt_room
 
-        orchestrator = self.sync.orchestrator
-        env, tokenizer = orchestrator.config.env, orchestrator.hosts.tokenizer
-        agent = orchestrator.maker.agent_spec()
-        ours = agent.kind == "tool_calling" and agent.call_format is not None
-        if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None or ours:
-            return  # the prompt's text is not smolagents' own
-        least = least_prompt_tokens(tokenizer, agent)
-        if self._prompt_length <= least:
-            raise ConfigError(
-                f"{ROLLOUT}.prompt_length: the agent's system prompt alone has {least} tokens; set it to "
-                f"{least + 1024} or more (data.max_prompt_length too)"
-            )
+        def advice(least: int) -> str:
+            has = f"the agent's system prompt alone has {least} tokens"
+            return f"{ROLLOUT}.prompt_length: {has}; set it to {least + 1024} or more (data.max_prompt_length too)"
+
+        demand_prompt_room(self.sync.orchestrator, self._prompt_length, advice)
 
     # called in the orchestrator's thread
 

@@ -1,7 +1,5 @@
 """`python -m orchestrator COMMAND`: as the `orchestrator` script."""
 
-from __future__ import annotations
-
 import sys
 
 from orchestrator.cli import main

@@ -4,8 +4,6 @@ Commands are modules under `commands/`, imported only to run: help must not wait
 Exit codes: 0 all done, 1 some not, 2 usage, 3 environment unusable, 128 + n after a signal.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module

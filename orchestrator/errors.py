@@ -7,8 +7,6 @@ try again. `cli` prints one line that says what to do, and exits with 2 for `Con
 the process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

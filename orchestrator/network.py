@@ -4,8 +4,6 @@ HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY hold for every endpoint that a r
 machine. SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE name certificates of own authorities.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import ssl

@@ -1,7 +1,5 @@
 """In which form smolagents' tool-calling agents call their tools: decided once, when a run opens."""
 
-from __future__ import annotations
-
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import ConfigError
 from orchestrator.settings.sampling import SamplingSettings

@@ -1,7 +1,5 @@
 """Reads the operator's tools, prompts and program for the agent, and checks them before anything starts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from orchestrator.agents.equipment import Equipment

@@ -1,7 +1,5 @@
 """What a run sends into all its sandboxes: tools that run there, prompts, a program. Frozen values."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`env.agent program:PATH`: a Python file, or a folder with a `__main__.py`, that is sent into the sandbox."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

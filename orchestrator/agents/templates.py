@@ -1,7 +1,5 @@
 """`env.prompt_templates`: a YAML file of prompts to use instead of smolagents' own, all of them or some."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

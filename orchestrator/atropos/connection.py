@@ -1,7 +1,5 @@
 """Our registration at the run-api, renewed when the run-api was restarted, and its last status."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Awaitable, Callable

@@ -5,8 +5,6 @@ the latest group it took. If that does not tell either, the group counts as arri
 missing group can be counted, one that is trained on twice cannot be taken back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ Here a group that was begun is finished and delivered. It is cancelled only by a
 training, by its own time limit, or by the end of the run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence

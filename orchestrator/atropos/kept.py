@@ -1,7 +1,5 @@
 """Keeps what was sampled for groups that are not yet written or delivered, so that nothing is sampled twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ trainer, and `step-N.json`, which says what had been taken when the trainer save
 back there gets the rest again.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace

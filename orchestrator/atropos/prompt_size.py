@@ -1,7 +1,5 @@
 """How many tokens an agent's prompt has at least: the system prompt of smolagents' agent without tools."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path

@@ -4,8 +4,6 @@ Commands that sample take them all, as its users bring their command lines. A te
 version of Atropos.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ The server is one process that remembers nothing across restarts. It knows an en
 registration in a list, so after a restart or a `/reset_data` the same number may mean no environment, or another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ All groups share one executor: `max_concurrent_sandboxes` bounds them together. 
 cancelled group sampled is kept until the group comes again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence

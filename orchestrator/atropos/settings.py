@@ -4,8 +4,6 @@
 `orchestrator.settings.table` stays the only place where a setting is described and checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

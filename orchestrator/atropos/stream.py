@@ -1,7 +1,5 @@
 """The tasks to make groups of: round after round; tasks that came back go first."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import sys

@@ -1,7 +1,5 @@
 """How a trainer is fed according to the settings, and which settings cannot feed any trainer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

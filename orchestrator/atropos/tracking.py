@@ -5,8 +5,6 @@ login, and where its server gives no answer at the start, metrics are kept offli
 off. Each is said once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import statistics

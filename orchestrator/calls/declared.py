@@ -1,7 +1,5 @@
 """The tools that a request declares, as OpenAI's API has them. An agent wrote them: nothing about them is sure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any

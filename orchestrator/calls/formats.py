@@ -22,8 +22,6 @@ function before or behind the channel. The models call from any channel, though 
 content. The text may begin behind a header that was cut off with the reasoning.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set

@@ -3,8 +3,6 @@
 A text with a malformed call has no calls, so the agent gets all of it as text, as servers do.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ So a mark inside a JSON string is a part of that string. The text may be hostile
 reads, and raises ValueError or RecursionError where the text is not as asked for.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A conversation as OpenAI's API and chat templates have it, with calls as data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

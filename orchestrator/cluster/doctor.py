@@ -3,8 +3,6 @@
 No image is sent, and nothing stays on a node.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ It knows nothing of Ray: `link` makes an actor of it. Its event loop runs in a t
 that process ends in any way, the sandboxes' tethers hang up and they end too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import tempfile

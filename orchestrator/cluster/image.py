@@ -1,7 +1,5 @@
 """The sandbox image on its way to nodes: saved once here, sent in pieces, loaded there. All of it blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path

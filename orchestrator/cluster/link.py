@@ -4,8 +4,6 @@ Checked with Ray 2.60. A call of an actor is made at most once. Ray sends nothin
 that may be lost under a new id. The actors are not detached: when the driver ends, in any way, Ray ends them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

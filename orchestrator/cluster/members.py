@@ -1,7 +1,5 @@
 """Which nodes of the cluster a run has: looks for them, opens them, watches them, leaves them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping

@@ -1,7 +1,5 @@
 """Files for nodes: named by their content, sent in pieces, kept on each node as long as they are used."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

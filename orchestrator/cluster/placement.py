@@ -4,8 +4,6 @@ The node with the most free room gets it: among those that have its image before
 warm sandbox before the others. Among equals it is the one that has had its room for longest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """A cluster and its host actors as a run sees them. `link` makes them of Ray."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -3,8 +3,6 @@
 With the launcher docker, the Engine is asked; what the launcher oci leaves is removed in any case.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from orchestrator.errors import DockerError, EnvironmentUnusable

@@ -1,7 +1,5 @@
 """`orchestrator compare RUN RUN ...`: runs side by side, and which tasks changed."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict
 from json import dumps

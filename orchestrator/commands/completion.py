@@ -3,8 +3,6 @@
 source <(orchestrator completion bash)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from shlex import quote
 

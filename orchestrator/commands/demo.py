@@ -1,7 +1,5 @@
 """`orchestrator demo`: `process` on example tasks, with the completions of a recorded run or a local model."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """`orchestrator doctor`: checks one by one what a run needs, and says what to do about what is missing."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """`orchestrator download-gaia`: GAIA's folder, fetched, checked and counted."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

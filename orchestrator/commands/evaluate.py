@@ -1,7 +1,5 @@
 """`orchestrator evaluate`: how many tasks a model solves, and how sure that is."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`orchestrator export RUN_DIR --format NAME`: rollouts of a run's record as a folder that trainers read."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import shlex

@@ -1,7 +1,5 @@
 """`orchestrator image build`: the image that sandboxes are made from."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from functools import partial

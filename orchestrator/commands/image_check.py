@@ -4,8 +4,6 @@ Checks what the Engine or the store of images tells of the image, and what is in
 sandbox with the whole hardening, which parks only when its runner and its code worker have solved a rehearsal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`orchestrator init DIR`: a folder to begin with, whose commands run at once against the demo's recording."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

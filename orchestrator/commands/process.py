@@ -1,7 +1,5 @@
 """`orchestrator process`: groups of scored rollouts to a JSONL file."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AbstractContextManager, aclosing
 

@@ -1,7 +1,5 @@
 """`orchestrator replay RUN_DIR`: recorded completions through live sandboxes, compared with the record."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping

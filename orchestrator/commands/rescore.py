@@ -1,7 +1,5 @@
 """`orchestrator rescore RUN_DIR`: the scores of a run made anew from its record, as a run directory of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

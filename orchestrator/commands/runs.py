@@ -4,8 +4,6 @@ Quick however large the runs are: of a run that has end, `end.json` is read. Of 
 counted, and its record is read if it is short.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`orchestrator serve`: groups of scored rollouts for a trainer, through Atropos' run-api."""
 
-from __future__ import annotations
-
 from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.settings.config import Config
 

@@ -1,7 +1,5 @@
 """All commands: their names, settings, options and one line of help each. Imports little: help must be quick."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`orchestrator view PATH`: the report of a run, made anew from its files, finished or not."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import webbrowser

@@ -1,7 +1,5 @@
 """The comparison as an HTML file of its own: tables, and a line with each run's interval. No script."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files

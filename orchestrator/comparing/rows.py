@@ -1,7 +1,5 @@
 """The comparison as rows of text, for the terminal and for a page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from orchestrator.comparing.comparison import PARTS, ComparedRun, Difference

@@ -1,7 +1,5 @@
 """Completions that the program around the orchestrator samples itself: a function in the place of an endpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 

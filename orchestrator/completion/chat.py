@@ -8,8 +8,6 @@ server each turn, so the data made from it are `retokenized`.
 from neutral requests: by the probe at the start, and behind the first refusal of each kind of request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -4,8 +4,6 @@ Services word the same answer in many ways. What is not used is not checked: an 
 where they are whole, and left out elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

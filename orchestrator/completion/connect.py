@@ -12,8 +12,6 @@ Hosted services are asked for the model list only. A probe that finds the endpoi
 After failures the model list is how it is seen whether an endpoint still answers.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

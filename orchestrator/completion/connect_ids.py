@@ -3,8 +3,6 @@
 Text is no way out of a fault: only an endpoint that answered that it gives no ids is asked for text instead.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress

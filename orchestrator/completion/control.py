@@ -1,7 +1,5 @@
 """Asks an endpoint, through the chat template, a neutral prompt without a word of the policy's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer, UnusableSample, ids_of

@@ -1,7 +1,5 @@
 """Opens the endpoints of a run: those that are sampled from, and the judge's. Waits for those still loading."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack

@@ -4,8 +4,6 @@ No single place names them all: the tokenizer's end of text, the model's generat
 with the flag `special`, what the template prints, the server's word about what stopped it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property

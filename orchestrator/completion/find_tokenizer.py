@@ -1,7 +1,5 @@
 """Which tokenizer a run has: the one that was asked for, the model's own, or the predecessor's default."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

@@ -5,8 +5,6 @@ as many tokens as were asked for was cut off, any other answer with text or ids 
 nothing in it is asked for again. No word alone costs a rollout.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping

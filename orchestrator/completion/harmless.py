@@ -5,8 +5,6 @@ conversation with harmless words in place of all texts that may be pieces of a t
 always nothing is printed for it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 What is posted, and what an answer means, is up to the dialects.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

@@ -1,8 +1,6 @@
 """Completions of endpoints that take ids, over HTTP. A dialect says how a request looks and how an answer is read;
 `sampled` checks and joins the answers."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

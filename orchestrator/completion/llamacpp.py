@@ -14,8 +14,6 @@ tells the likeliest tokens behind it. `logit_bias` makes the one token sampled t
 not change raw log-probs; a token that ends within a character, likely there, would come without any.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ file, what code printed) is kept apart from the template's own text and encoded 
 rendering the conversation with a random word instead: a known word could be in contents on purpose.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Iterable, Mapping, Set
 from contextlib import suppress

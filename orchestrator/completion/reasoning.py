@@ -3,8 +3,6 @@
 Code in reasoning is not an action, so the agent must not run it.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Retries of inference calls: what is tried again, after how long, and which calls wait together."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

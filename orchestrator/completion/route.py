@@ -1,8 +1,6 @@
 """Several endpoints as one: each rollout stays with one endpoint, where its prefix is cached. And how many
 requests may be at one endpoint at a time, for training and for evaluation."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 

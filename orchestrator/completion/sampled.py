@@ -8,8 +8,6 @@ A server that gets new weights may abort what it samples, and answer with the id
 completion is continued behind them by the next request, with a seed of its own: no id is sampled twice.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left

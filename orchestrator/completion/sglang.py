@@ -5,8 +5,6 @@ string included. Log-probs are of the distribution at the sampling temperature u
 with SGLANG_RETURN_ORIGINAL_LOGPROB=1, so a note at the start tells of another temperature than 1.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest

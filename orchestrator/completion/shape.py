@@ -5,8 +5,6 @@ of one role or results of tools; some leave them out without a word. So each is 
 be in what is printed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

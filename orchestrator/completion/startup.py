@@ -6,8 +6,6 @@ yet. Such an answer says nothing about what the endpoint can do, so the probe is
 refusal, a refused key, an answer of another shape) is passed on at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

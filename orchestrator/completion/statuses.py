@@ -10,8 +10,6 @@
 | any other | Refusal that no text has caused: tried again |
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ again before each new question; some print a text only if it comes as a list of 
 shown a conversation is found once, with a small one whose words have to come out in their order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

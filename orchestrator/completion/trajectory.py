@@ -4,8 +4,6 @@ Its only input is what the proxy was asked and what it served. Served completion
 the line. Prompts are context, whatever the sandbox says about who wrote them.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Which policy sampled a completion, and how servers are asked. A server that tells its version with each token is
 believed; for the others it follows from what was served before and after."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

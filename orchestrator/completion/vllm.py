@@ -4,8 +4,6 @@
 sampled id's own log-prob to each, raw by default (`--logprobs-mode raw_logprobs`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest

@@ -5,8 +5,6 @@ kept, with whatever else the two files of a tokenizer folder hold, and the vocab
 The tokenizer is Qwen's, under Apache-2.0.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

@@ -1,7 +1,5 @@
 """One line of the doctor's output."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal

@@ -1,7 +1,5 @@
 """All checks of a machine that carries out rollouts: this one, or a node of a cluster, which makes them itself."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """Checks disk space, and the folder for sockets and temporary files."""
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile

@@ -1,8 +1,6 @@
 """Checks what makes sandboxes (Docker or an OCI runtime), its features and the image, and starts one sandbox as a
 run would."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Checks keys, tokenizer, inference endpoints and the web service. No key is in any text."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a run is, for run.json and for people."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from orchestrator import __version__

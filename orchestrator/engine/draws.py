@@ -4,8 +4,6 @@ A rollout's id comes from its group's number, its seed from the run's seed, the 
 place. So a task that comes again, in the same call or in a later one, has new ids and new seeds.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

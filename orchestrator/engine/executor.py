@@ -1,7 +1,5 @@
 """Runs many plans under one sandbox budget, retries failures, turns errors of rollouts into outcomes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,7 +1,5 @@
 """Begins one group after the other, so that no sandbox is idle, and yields them as they end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

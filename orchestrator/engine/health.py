@@ -1,7 +1,5 @@
 """When a run ends early: nearly every rollout breaks, or the agent never gets to a completion."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, deque
 from collections.abc import Callable

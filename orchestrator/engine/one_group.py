@@ -1,7 +1,5 @@
 """Makes one group: plans its rollouts, has them carried out and graded, and drops it where they are too old."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A command's run from end to end: opens the engine and what is written, says what begins, and how to go on."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import (

@@ -1,7 +1,5 @@
 """What an orchestrator and those beside it have in common: seed, weights, money, hosts, scorer, and their end."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the attempts of a run cost, counted against `env.max_cost`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

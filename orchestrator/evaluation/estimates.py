@@ -4,8 +4,6 @@ The n of every interval is the number of tasks, because tasks are drawn at rando
 not k independent observations.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ The engine makes the samples, `measured.py` counts them, and `files.py` writes t
     evaluation = await evaluate(orchestrator, tasks, directory)     # beside training, under its budget
 """
 
-from __future__ import annotations
-
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path

@@ -7,8 +7,6 @@ metrics.json has the shape of atroposlib's `BaseEnv.evaluate_log`: config_genera
 all. No key and no reference answer is in any of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time

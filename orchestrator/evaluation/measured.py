@@ -4,8 +4,6 @@ A sample that broke for reasons that are not the model's is not a wrong answer: 
 accuracy with missing samples as wrong answers is given beside it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The table at the end of an evaluation. Labels come from data sets and are shown as plain text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TextIO
 

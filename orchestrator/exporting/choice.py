@@ -1,7 +1,5 @@
 """Which rollouts are exported: the best of their group, those above a threshold, pairs by their margin."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

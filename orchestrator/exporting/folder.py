@@ -5,8 +5,6 @@ README.md                             the card, with the columns' types: the hub
 provenance.json                       run, digests, versions, choice, counts
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Columns are named as their readers want them: TRL's SFTTrainer takes `input_ids`
 `prompt`, `chosen` and `rejected` as messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

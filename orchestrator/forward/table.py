@@ -1,7 +1,5 @@
 """The table of a forward pass."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

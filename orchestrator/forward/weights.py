@@ -1,8 +1,6 @@
 """What a model's files say without their weights being loaded: how many there are, how they are stored, which text
 each id has."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections import Counter

@@ -1,7 +1,5 @@
 """Notes on this machine that are worth saying once, remembered in the user's state directory."""
 
-from __future__ import annotations
-
 import platform
 from contextlib import suppress
 

@@ -4,8 +4,6 @@ A run asks for room, is given a host for one attempt, and has it carry out the p
 with the run: tasks, groups, retries, scores, files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A failed rollout alone proves nothing: its prompt or its image may be at fault. 
 of its own. Launching pauses only if that fails too, and until it succeeds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """What the hosts of a run are opened with, as one value."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field

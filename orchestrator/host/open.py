@@ -1,8 +1,6 @@
 """Opens this machine as the host of a run, and checks everything that rollouts on it share before a task is
 read."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """Which hosts a run gets, by `env.cluster`. No other module of the core names a cluster."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 
 from orchestrator.errors import ConfigError

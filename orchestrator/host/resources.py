@@ -1,7 +1,5 @@
 """What all rollouts on one host share. `open` makes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field

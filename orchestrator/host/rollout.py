@@ -1,7 +1,5 @@
 """One attempt, from the launch to the result."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import replace

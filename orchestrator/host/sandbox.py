@@ -1,7 +1,5 @@
 """Sandboxes that are ready: created, verified, connected, each waiting for its one rollout."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext

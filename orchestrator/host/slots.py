@@ -3,8 +3,6 @@
 A free slot goes to the waiting rollout whose group was begun first, retries and refills included. So groups end in
 about the order in which they were begun."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import itertools

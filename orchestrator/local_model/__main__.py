@@ -5,8 +5,6 @@ output, so that a program that started this one can read the address. Exit codes
 signal while serving; 130 after Ctrl-C before that; 2 for wrong usage; 3 without weights or server.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

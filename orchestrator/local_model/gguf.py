@@ -5,8 +5,6 @@ that every version of `transformers` loads, with neither torch nor a model libra
 server does with the same file, so text is left as it is: no Unicode normalization, unlike upstream Qwen's.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

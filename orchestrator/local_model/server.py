@@ -1,7 +1,5 @@
 """llama.cpp's own HTTP server, inside this process, on loopback only."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What one rollout may still spend: bytes, CPU time, completions, tokens, steps, tool calls, recorded text."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """A rollout's own clock: it stands still while the sandbox waits for the orchestrator, and while the orchestrator
 itself does not run."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress

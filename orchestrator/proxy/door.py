@@ -8,8 +8,6 @@ is opened again when the connection is lost, after a longer pause each time.
 Processes with CAP_DAC_OVERRIDE can connect all the same; in a sandbox none has it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

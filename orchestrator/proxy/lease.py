@@ -4,8 +4,6 @@ A lease belongs to one plan and ends once. `completions` has what is sampled, `b
 The steps that the sandbox reports are kept separately.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """Keeps each set of tools of a rollout once, however many requests bring it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Numbered calls: each is carried out once, and a repeated call gets the same answer."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable

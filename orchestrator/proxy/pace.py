@@ -5,8 +5,6 @@ agent makes two calls a step; a flood, perhaps with a new connection for each ca
 are counted before they are read. Above CALLS_PER_S they have to wait; with MAX_AHEAD too many the rollout ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 CALLS_PER_S = 50.0

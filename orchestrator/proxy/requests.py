@@ -1,7 +1,5 @@
 """A sandbox's requests to its lease and the replies, as plain values. `outcome` has the ones for its end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from orchestrator.calls.parsed import ParsedText

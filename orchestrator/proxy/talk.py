@@ -6,8 +6,6 @@ the place of what came back, and the id line goes on behind it. Calls that nobod
 smolagents' agents send back what they got, ids and all; those of one team may make the same calls.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 

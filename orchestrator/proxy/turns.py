@@ -1,7 +1,5 @@
 """The turns of one rollout: prepares prompts, and records completions in their segments."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, replace
 from itertools import count

@@ -5,8 +5,6 @@ Parsing turns an empty message of two bytes into an object of a hundred: 1.9 mil
 the first field too many, so it costs no more than for an honest request.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor

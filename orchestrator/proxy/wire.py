@@ -1,7 +1,5 @@
 """Converts between protobuf messages and our types, in pairs of functions. Invalid input is refused here."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ as text. The report of a large run has its last attempts, and the details of som
 all of it.
 """
 
-from __future__ import annotations
-
 from operator import itemgetter
 from pathlib import Path
 from typing import Any

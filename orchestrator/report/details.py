@@ -1,7 +1,5 @@
 """The heavy part of the report: one rollout step by step, and its tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any

@@ -3,8 +3,6 @@
 What a groups file does not hold (failed attempts, tool calls, times of single completions) is missing there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Of a very long run it shows the attempts that were begun last, and the figures of all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock

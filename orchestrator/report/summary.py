@@ -5,8 +5,6 @@ reads again. Memory does not grow with the run: of each group that was forgotten
 but for an id that comes again after it was forgotten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice

@@ -1,7 +1,5 @@
 """Figures of a whole run, counted while it is read: exact however long it is, in memory that does not grow."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any

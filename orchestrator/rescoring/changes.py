@@ -1,7 +1,5 @@
 """What scoring again has changed, counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Nothing can be drawn again here: a group that lacks a rollout is left out, or kept with those it has (partial:K).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter

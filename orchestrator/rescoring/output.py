@@ -1,7 +1,5 @@
 """The directory of a run that was scored again. It appears under its name only when it is complete."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path

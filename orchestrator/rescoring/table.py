@@ -1,7 +1,5 @@
 """What is printed at the end of a rescoring. Names come from the record and are shown as plain text."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence

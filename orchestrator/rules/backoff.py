@@ -1,7 +1,5 @@
 """How long to wait before something that failed is tried again. Pure: chance is an argument."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

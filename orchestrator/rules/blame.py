@@ -4,8 +4,6 @@ A policy that has sampled nothing cannot have caused the failure. After its firs
 that holds nothing of the policy's. If the control is answered, the failure is the policy's doing and is scored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

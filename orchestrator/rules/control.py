@@ -5,8 +5,6 @@ drawn again for free, the policy could provoke it to get another try. So the ser
 holds nothing of the policy's. Only if that fails too, the service is to blame.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

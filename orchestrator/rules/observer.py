@@ -1,7 +1,5 @@
 """Tells the front ends of a run what happens in it: one writer puts it on disk, listeners count and show it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -27,8 +27,6 @@ without a token, every other scored end becomes `sandbox_lost`. If a program gav
 awaited, and the endpoint does not answer a neutral prompt either: `llm_error`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from orchestrator.errors import (

@@ -1,7 +1,5 @@
 """One task × group size → rollout plans. Pure: equal arguments give equal plans."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

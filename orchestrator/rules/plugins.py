@@ -3,8 +3,6 @@
 Only the command line and the configuration may name one. A data set never may: it would choose code to run.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

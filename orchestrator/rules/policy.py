@@ -4,8 +4,6 @@ A version is any text. Two that end in a number and are the same before it (`7` 
 as far apart as their numbers; others by how many versions were heard of between them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence

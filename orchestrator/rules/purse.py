@@ -5,8 +5,6 @@ rollout is begun any more; those that run come to their end. If that guess was w
 pass the limit waits for those under way, and raises CostReached if these leave too little.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterable

@@ -1,7 +1,5 @@
 """Keeps keys out of everything that is printed, logged or written."""
 
-from __future__ import annotations
-
 import re
 
 _URL_USER = re.compile(r"(?<=://)[^/?#\s]*@")

@@ -1,7 +1,5 @@
 """Makes text from outside valid, comparable and fit for a terminal."""
 
-from __future__ import annotations
-
 import keyword
 import os
 import re

@@ -5,8 +5,6 @@ Some of them know a standstill: a time in which this process did not run (stoppe
 services and clocks went on meanwhile, so what is late afterwards is nobody's doing.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor

@@ -10,8 +10,6 @@ Its files:
     lock            locked by the orchestrator that uses the directory
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

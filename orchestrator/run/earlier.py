@@ -4,8 +4,6 @@ Turns, outcome and score of a recorded attempt come from its line; its trajector
 engine goes through the same tasks in the same order: it skips groups on disk, and runs only what others lack.
 """
 
-from __future__ import annotations
-
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 The file is there only while no process works on the run: a killed run has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds the files of a run from its directory or from its groups file. Their content is untrusted."""
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ A file may come from anybody. It is unpacked block by block, each at most 128 Ki
 memory.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

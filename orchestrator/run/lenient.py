@@ -3,8 +3,6 @@
 Every function returns a value of the type in its name, or a plain default. None raises because of the content.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

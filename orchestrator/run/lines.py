@@ -3,8 +3,6 @@
 A file may come from anybody: a line may be as long as a disk, or short and a thousand times larger in memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping

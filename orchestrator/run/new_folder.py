@@ -1,7 +1,5 @@
 """A folder that appears under its name only when it is complete."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

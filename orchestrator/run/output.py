@@ -1,7 +1,5 @@
 """Opens what a run writes to: its directory and its groups file, new or those of a resumed run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass

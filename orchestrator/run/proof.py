@@ -6,8 +6,6 @@ of its content, made with a key that stays in this user's account. Whoever can w
 user anyway.
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Mends files of lines whose writer ended suddenly. Nothing is thrown away: it is moved aside."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ The same rows come from a finished group, from one attempt, and from a line of r
 Ids, masks and log-probs are those of the rollout's line in the groups file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What every scorer offers, and names that tasks, settings and scorers share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

@@ -6,8 +6,6 @@ that fails too, and another control can be scored after it, the rollout's own te
 both on record, and is not drawn again. Otherwise grading is broken.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence

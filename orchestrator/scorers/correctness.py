@@ -1,7 +1,5 @@
 """Whether the accepted answer is right, by the grader that the task names (default: GAIA's rules)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from orchestrator.errors import ScorerError

@@ -5,8 +5,6 @@ Lists (a reference with `,` or `;`): equally long, compared by element. Text: co
 punctuation and case, by code points, without Unicode normalization.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import string

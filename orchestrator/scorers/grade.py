@@ -1,7 +1,5 @@
 """Makes trajectory and score of an ended attempt. If either breaks, the failure is the orchestrator's."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

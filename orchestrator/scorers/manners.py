@@ -4,8 +4,6 @@
 they count as well formed if the model ended them itself, and the last one of a finished episode as the answer.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

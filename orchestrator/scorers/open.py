@@ -1,7 +1,5 @@
 """Opens the scorer that a run asks for."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

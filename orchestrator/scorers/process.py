@@ -6,8 +6,6 @@ output: one JSON object per line; `at`, where the scorer is defined (empty for o
 and parts, or an `error`, for each rollout. What the scorer prints goes to standard error.
 """
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import json

@@ -15,8 +15,6 @@ The weights and the penalty are the predecessor's. `record.steps` is not used: t
 be able to raise its score.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

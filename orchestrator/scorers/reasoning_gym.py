@@ -5,8 +5,6 @@ That scoring trusts the answer: some data sets pass it to `eval`, some accept `N
 full credit counts.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@
 c is the weight of correctness, .50 unless `env.combined_weights` says otherwise; q is `quality`'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

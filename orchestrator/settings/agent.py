@@ -1,7 +1,5 @@
 """Settings of the agent, and the kinds of values that only it has."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

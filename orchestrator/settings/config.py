@@ -1,7 +1,5 @@
 """The configuration: everything an operator decides, and the specs for agents, sandboxes, limits and sampling."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of one inference endpoint: `openai.*`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import get_args

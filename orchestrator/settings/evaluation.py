@@ -1,7 +1,5 @@
 """Settings of evaluations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 Nothing is abbreviated or guessed. A flag given twice, or by an alias too, must have the same value.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The help texts, made from the tables of commands and settings, for 80 columns without colour."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

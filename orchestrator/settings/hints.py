@@ -1,7 +1,5 @@
 """Words that other programs use, and what they are called here: for the refusal of an unknown command or flag."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from orchestrator.settings.row import nearest

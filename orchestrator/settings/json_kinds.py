@@ -1,7 +1,5 @@
 """Kinds of settings that are given as JSON text, or as such a value in YAML or Python. See `kinds`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping

@@ -4,8 +4,6 @@
 error has no text of its own: help and errors show `valid`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Settings of what one rollout may use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from orchestrator.settings.kinds import MAX_TOKENS, MEBIBYTE, Integer, Number, Size, seconds

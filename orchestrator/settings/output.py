@@ -1,7 +1,5 @@
 """Settings of what a run leaves on disk, and where it can be watched."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

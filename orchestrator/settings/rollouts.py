@@ -1,7 +1,5 @@
 """Settings of rollouts, their groups, and what of them is trained on."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Plain dataclasses rather than pydantic models: values need readers of their own 
 and `--help` need not wait for an import.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum

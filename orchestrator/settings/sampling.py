@@ -1,7 +1,5 @@
 """Settings of how completions are sampled and how their tokens are known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

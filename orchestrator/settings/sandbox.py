@@ -1,7 +1,5 @@
 """Settings of sandboxes: what makes them, where, how many, and what each has."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Settings of how answers are scored."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The base class of sections of rows: it checks every value by its row, and shows values without keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from types import MappingProxyType

@@ -8,8 +8,6 @@ ORCHESTRATOR_OPENAI__NAME for any setting. A `.env` file in the working director
 No other module reads settings from the environment. `table` says which settings exist and what is valid.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The rows are in the modules of their sections. `row` says what a row is, `kinds`
 where values come from and which one wins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Settings of where tasks come from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

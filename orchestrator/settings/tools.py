@@ -1,7 +1,5 @@
 """Settings of the tools that run on this machine."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

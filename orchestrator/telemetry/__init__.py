@@ -3,8 +3,6 @@
 None of it is imported where it was not asked for.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """Small HTTP services of a run, on the event loop: one place that opens and closes them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Serves the report of the run under way (`env.view_port`): read-only, to whoever has the token of its address."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import secrets

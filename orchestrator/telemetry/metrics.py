@@ -4,8 +4,6 @@ Counters are told by the observer; gauges are read when somebody asks. A label i
 service, never a text that a model or a data set wrote: there are only so many series.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager

@@ -6,8 +6,6 @@ of it. What a model wrote, was told or was given by a tool is in no span.
     group > rollout > launch, step > completion, tool call; grading
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

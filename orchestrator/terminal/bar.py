@@ -1,7 +1,5 @@
 """How far a long computation is: a bar on a terminal, now and then a line elsewhere."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

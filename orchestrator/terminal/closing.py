@@ -1,7 +1,5 @@
 """The closing table of a run, and the texts of its rows."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """A rich console whose texts cannot control the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TextIO
 

@@ -1,7 +1,5 @@
 """Opens the view of a running run that fits where its lines go."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import TextIO

@@ -1,7 +1,5 @@
 """SIGTERM, SIGINT, SIGHUP: drain, then stop; a second signal stops at once."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

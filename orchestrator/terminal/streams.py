@@ -4,8 +4,6 @@ A run goes on without its terminal, its pipe or space for its log. Text from end
 reaches a terminal as plain text, whichever code prints it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -4,8 +4,6 @@ The service that fetches the page resolves the name on another machine. So only 
 addresses in every spelling, and names that have a meaning within one machine or network only.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address

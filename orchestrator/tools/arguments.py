@@ -3,8 +3,6 @@
 The agent sees the texts of the errors: they say what would be valid.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from typing import Any

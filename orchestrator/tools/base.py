@@ -1,7 +1,5 @@
 """What a host tool offers (it runs in the orchestrator, where its key stays), and names that are taken."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol
 

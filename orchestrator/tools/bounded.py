@@ -1,7 +1,5 @@
 """Bounds HTTP answers: clients of the `httpx` family read so many bytes at most, and none compressed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any

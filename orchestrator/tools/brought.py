@@ -1,7 +1,5 @@
 """The operator's own tools: `env.sandbox_tools`, sent into the sandbox, and `env.host_tools`, which run here."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect

@@ -4,8 +4,6 @@ A function that is no coroutine runs in a thread of its own. Threads cannot be s
 keeps its slot until it ends, at the latest with the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

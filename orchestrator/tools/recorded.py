@@ -1,7 +1,5 @@
 """Host tools that answer from a recorded run, without calling anything."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar

@@ -4,8 +4,6 @@ A policy in training learns to find published answers sooner than to work them o
 queries, for results, and for pages, also after redirects.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Iterable

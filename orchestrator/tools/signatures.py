@@ -3,8 +3,6 @@
 Annotations are read as text, so that a module for the sandbox need not be imported here.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -4,8 +4,6 @@ Its answers are untrusted: their size is bounded while they are read, and their 
 texts of our own, as those of an HTTP client may hold headers with the key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

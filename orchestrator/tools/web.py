@@ -4,8 +4,6 @@ Wrong arguments, a denied query or page, and a service that does not work are To
 exception. A page that cannot be read is a result with `success` False, as in the predecessor.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from abc import ABC, abstractmethod

@@ -8,8 +8,6 @@ With several processes, one of them rolls out for all, so that no group is torn,
 AsyncGRPOTrainer is in `trl_async`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal

@@ -7,8 +7,6 @@ It rolls the tasks out again and again, from `start` to `stop`, and puts what ma
 the trainer reads: one sample for each line of ids, so side lines can be trained on too (env.trained_segments).
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import queue

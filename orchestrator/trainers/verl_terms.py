@@ -3,8 +3,6 @@
 No library of verl's is needed here: configurations are mappings, answers have the attributes of its TokenOutput.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol

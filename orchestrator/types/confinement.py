@@ -1,7 +1,5 @@
 """How a sandbox is confined, and how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What is trained on. Axes: T tokens of one trajectory, G members of one group."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

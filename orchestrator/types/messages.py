@@ -1,7 +1,5 @@
 """Messages of a conversation, and what an agent asks for besides a text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, compress, count

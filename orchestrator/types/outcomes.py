@@ -1,7 +1,5 @@
 """How an attempt ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum

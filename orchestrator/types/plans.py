@@ -4,8 +4,6 @@ The specs are filled from the settings, which have the defaults. A default here 
 earlier version wrote, before there was such a field.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

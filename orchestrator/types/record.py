@@ -1,7 +1,5 @@
 """What the proxy served to one rollout."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

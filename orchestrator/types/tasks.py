@@ -1,7 +1,5 @@
 """A problem and what grades it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -13,12 +13,7 @@ from orchestrator.cluster.order import Broken, NodeFacts, Opening, demand_same
 from orchestrator.cluster.remote import Link, ListedNode, NodeLost
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait, WaitLines
-from orchestrator.errors import (
-    EnvironmentUnusable,
-    OrchestratorError,
-    RunUnhealthy,
-    SandboxLostError,
-)
+from orchestrator.errors import EnvironmentUnusable, OrchestratorError, RunUnhealthy, SandboxLostError
 from orchestrator.host.breaker import PATIENCE_S
 from orchestrator.host.needs import HostNeeds
 from orchestrator.rules.policy import Served

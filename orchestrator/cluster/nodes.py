@@ -36,12 +36,7 @@ from orchestrator.completion.endpoints import REPLAY
 from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.errors import (
-    LaunchError,
-    RolloutError,
-    SandboxLostError,
-    os_error_as,
-)
+from orchestrator.errors import LaunchError, RolloutError, SandboxLostError, os_error_as
 from orchestrator.host.base import HostNow, Provision
 from orchestrator.host.needs import HostNeeds
 from orchestrator.host.slots import Line
@@ -80,12 +75,7 @@ class Nodes:
     """See `open_nodes`. `capacity` counts the nodes that work now."""
 
     def __init__(
-        self,
-        needs: HostNeeds,
-        link: Link,
-        opening: Opening,
-        tokenizer: HubTokenizer | None,
-        images: SavedImages,
+        self, needs: HostNeeds, link: Link, opening: Opening, tokenizer: HubTokenizer | None, images: SavedImages
     ) -> None:
         self.tokenizer = tokenizer
         self.capacity = 0

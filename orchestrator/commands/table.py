@@ -40,19 +40,13 @@ COMMANDS = (
         "makes a folder to begin with: settings, three tasks, a scorer, and a README of commands that run at once",
         arguments=(_option("folder", File(), "the folder to make"),),
     ),
-    Command(
-        "process",
-        "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report",
-    ),
+    Command("process", "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report"),
     Command(
         "evaluate",
         "measures a model on tasks, the held-out ones where there are any: accuracy, pass@k, intervals",
         options=(_JSON,),
     ),
-    Command(
-        "serve",
-        "feeds a trainer with groups of scored rollouts, through Atropos' run-api",
-    ),
+    Command("serve", "feeds a trainer with groups of scored rollouts, through Atropos' run-api"),
     Command(
         "image build",
         "builds the image that sandboxes are made from",
@@ -154,10 +148,7 @@ COMMANDS = (
         "shows runs side by side: outcomes, solved tasks with intervals, tokens, money, and which tasks changed",
         arguments=(_option("runs", Files(2), "run directories; the others are compared with the first"),),
         repeats=True,
-        options=(
-            _JSON,
-            _option("html", File(), "also write it as a page", unset="none"),
-        ),
+        options=(_JSON, _option("html", File(), "also write it as a page", unset="none")),
     ),
     Command(
         "replay",
@@ -209,8 +200,6 @@ COMMANDS = (
         arguments=(_option("shell", Choice(("bash", "zsh", "fish")), "which shell"),),
     ),
     Command(
-        "cleanup",
-        "removes what killed runs left: containers, sockets, temporary files",
-        without_endpoint=True,
+        "cleanup", "removes what killed runs left: containers, sockets, temporary files", without_endpoint=True
     ),
 )

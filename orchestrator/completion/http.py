@@ -27,12 +27,7 @@ CONNECT_TIMEOUT_S = 10.0
 SAME_METHOD = (307, 308)  # redirects that keep a request as it is; behind others a POST becomes a GET
 MAX_REDIRECTS = 5
 # A server that is not there yet, or no more. A peer that speaks no HTTP, or has the wrong certificate, is another.
-_NO_CONNECTION = (
-    aiohttp.ClientConnectionError,
-    aiohttp.ClientPayloadError,
-    OSError,
-    asyncio.IncompleteReadError,
-)
+_NO_CONNECTION = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError, asyncio.IncompleteReadError)
 _WRONG_PEER = (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
 _JSON = {"Content-Type": "application/json"}
 

@@ -89,10 +89,7 @@ class HubTokenizer:
         self._decoder = self._backend if home.startswith("transformers.tokenization_utils") else None
         self._kept = functools.lru_cache(_PIECES)(lambda piece: ids_of(self._encode([piece])[0]))
         self._controls = ControlTokens(
-            added,
-            special,
-            self._template.text,
-            getattr(self._backend, "normalizer", None),
+            added, special, self._template.text, getattr(self._backend, "normalizer", None)
         )
         # The unknown token may come out of any text.
         self._never_plain = self._controls.ids - {tokenizer.unk_token_id}

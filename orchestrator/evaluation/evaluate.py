@@ -59,10 +59,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
 
 
 async def measure(
-    orchestrator: Orchestrator,
-    tasks: Source,
-    evaluation: Evaluation,
-    files: EvaluationFiles,
+    orchestrator: Orchestrator, tasks: Source, evaluation: Evaluation, files: EvaluationFiles
 ) -> None:
     """Runs every task. Each group is written to `files`, then counted by `evaluation`, then told to listeners."""
 

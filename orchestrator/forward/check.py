@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable, NothingToCompare
-from orchestrator.forward.compare import (
-    LIMITS,
-    ROUNDED_TOKENS,
-    Comparison,
-    Figures,
-    Precision,
-    widened,
-)
+from orchestrator.forward.compare import LIMITS, ROUNDED_TOKENS, Comparison, Figures, Precision, widened
 from orchestrator.forward.lines import SEED, Survey, TrainedLine, Vocabulary, chosen, survey, trained_lines
 from orchestrator.forward.model import Model, demand_adapter, demand_libraries
 from orchestrator.forward.table import print_comparison

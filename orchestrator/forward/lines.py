@@ -120,10 +120,7 @@ def chosen(count: int, wanted: int | None) -> Container[int]:
 
 
 def trained_lines(
-    groups_file: Path,
-    rollouts: Mapping[str, bytes] | None,
-    numbers: Container[int],
-    vocabulary: Vocabulary | None,
+    groups_file: Path, rollouts: Mapping[str, bytes] | None, numbers: Container[int], vocabulary: Vocabulary | None
 ) -> Iterator[TrainedLine]:
     """The lines with these numbers, counted as in the survey. Raises OSError."""
     number = -1

@@ -5,13 +5,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from orchestrator.forward.compare import (
-    LEAST_TOKENS,
-    SHIFTED_LABELS,
-    SHIFTED_LOGPROBS,
-    Comparison,
-    Figures,
-)
+from orchestrator.forward.compare import LEAST_TOKENS, SHIFTED_LABELS, SHIFTED_LOGPROBS, Comparison, Figures
 from orchestrator.forward.weights import Weights
 from orchestrator.rules.text import printable
 from orchestrator.terminal.closing import print_wrapped

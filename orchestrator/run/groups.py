@@ -23,17 +23,7 @@ from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.frames import SUFFIX, is_compressed
 from orchestrator.run.lines import JsonLines
 from orchestrator.settings.rollouts import RolloutSettings
-from orchestrator.types import (
-    AgentKind,
-    Ended,
-    EndedName,
-    Group,
-    Member,
-    Outcome,
-    Record,
-    Sampling,
-    Trajectory,
-)
+from orchestrator.types import AgentKind, Ended, EndedName, Group, Member, Outcome, Record, Sampling, Trajectory
 
 log = logging.getLogger(__name__)
 

@@ -47,9 +47,7 @@ class Config:
         """How agents are built. Which format calls of tools have is decided when the model is known."""
         env = self.env
         return env.fill(
-            AgentSpec,
-            kind=env.agent_kind,
-            main_line=env.main_line or ("longest" if env.program else "question"),
+            AgentSpec, kind=env.agent_kind, main_line=env.main_line or ("longest" if env.program else "question")
         )
 
     def sandbox_spec(self) -> SandboxSpec:

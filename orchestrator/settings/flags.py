@@ -19,12 +19,7 @@ from orchestrator.settings.table import SECTIONS, TAVILY_KEY, section_rows
 OPTIONS = "Options"
 GENERAL = "General"
 CONFIG_FILE = Setting(
-    None,
-    File(),
-    GENERAL,
-    "YAML with `env:` and `openai:` (one server or a list)",
-    name="config",
-    first_run=RUNS,
+    None, File(), GENERAL, "YAML with `env:` and `openai:` (one server or a list)", name="config", first_run=RUNS
 )
 
 

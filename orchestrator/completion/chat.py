@@ -41,7 +41,6 @@ from orchestrator.completion.retry import NONSENSE, Limiter, Retryable, RetryPol
 from orchestrator.completion.startup import Startup
 from orchestrator.completion.versions import Attribution
 from orchestrator.errors import (
-    AuthenticationError,
     CompletionError,
     ContextLengthError,
     EnvironmentUnusable,
@@ -132,14 +131,10 @@ class ChatCompleter:
             try:
                 await startup.answered(partial(startup.sample, partial(self._probed, request, form)))
                 break
-            except AuthenticationError as error:
-                raise EnvironmentUnusable(str(error)) from error
             except UnusableSample as error:  # a model that thinks first gives no text in one token
                 log.debug("the probe of %s: %s", url, error)
                 break
             except Refusal as error:
-                if error.moved:
-                    raise EnvironmentUnusable(str(error)) from error
                 try:
                     changed = self._after(form, error, request)
                 except ParameterError as refused:

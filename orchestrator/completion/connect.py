@@ -29,7 +29,7 @@ from orchestrator.completion.startup import NO_PATIENCE, Patience, Startup
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution
 from orchestrator.completion.vllm import AtroposDialect, VllmDialect
-from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
+from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.rules.policy import Policy
 from orchestrator.types import CallFormat, Sampling, ServerType
 
@@ -124,13 +124,7 @@ async def _card(client: HttpClient, startup: Startup) -> _Card:
         answer = await startup.answered(
             lambda: client.get("/v1/models", timeout_s=LIST_TIMEOUT_S, headers=PROBE_HEADER)
         )
-    except AuthenticationError as error:
-        raise EnvironmentUnusable(str(error)) from error
-    except Refusal as error:
-        if error.moved:
-            raise EnvironmentUnusable(str(error)) from error
-        return _Card()
-    except (ContextLengthError, Unreadable):
+    except (Refusal, ContextLengthError, Unreadable):
         return _Card()
     except CompletionError as error:
         raise EnvironmentUnusable(

@@ -59,8 +59,6 @@ class IdProbe:
         except AuthenticationError as error:
             raise EnvironmentUnusable(str(error)) from error
         except Refusal as error:
-            if error.moved:
-                raise EnvironmentUnusable(str(error)) from error
             if self.known:  # it takes ids, but not ours: going on with text would hide the reason
                 raise EnvironmentUnusable(
                     f"the endpoint refuses our token ids ({error}); set --env.tokenizer_name to the model's "

@@ -116,7 +116,7 @@ class HttpClient:
                 text = await self._text(response)
                 with suppress(ValueError):
                     self._demand_no_error(orjson.loads(text))
-                raise ForeignAnswer(f"no event stream: {self._short(text)}")
+                raise ForeignAnswer(f"no event stream: {self.endpoint.redact(text)}")
             async for line in _lines(response, limits.get("max_bytes", MAX_BODY_BYTES)):
                 if line.startswith(b"error:"):
                     raise failure(self.endpoint, 500, line.decode("utf-8", "replace"))
@@ -190,7 +190,7 @@ class HttpClient:
         except _WRONG_PEER as error:
             raise Retryable(f"connection failed: {self._why_wrong(error)}") from error
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            text = f"connection failed: {self._short(str(error) or type(error).__name__)}"
+            text = f"connection failed: {self.endpoint.redact(str(error) or type(error).__name__)}"
             if isinstance(error, _NO_CONNECTION):
                 sent = not isinstance(error, aiohttp.ClientConnectorError)
                 raise ConnectionFailed(text, sent=sent) from error
@@ -214,15 +214,13 @@ class HttpClient:
             if parts.path.endswith(path)
             else parts
         )
-        return Refusal(
-            f"HTTP {status}: the endpoint {self.endpoint.shown} redirects to {self._short(base.geturl())}; if "
-            "completions are served there, set --openai.base_url to it",
-            status,
-        )
+        there = f"redirects to {self.endpoint.redact(base.geturl())}"
+        advice = "if completions are served there, set --openai.base_url to it"
+        return Refusal(f"HTTP {status}: the endpoint {self.endpoint.shown} {there}; {advice}", status)
 
     def _why_wrong(self, error: Exception) -> str:
         """Why the peer's encryption is not taken, and what to do."""
-        why = self._short(str(getattr(error, "certificate_error", None) or error))
+        why = self.endpoint.redact(str(getattr(error, "certificate_error", None) or error))
         if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ServerFingerprintMismatch) or (
             "certificate" in why.lower()
         ):
@@ -235,9 +233,6 @@ class HttpClient:
     async def _text(self, response: aiohttp.ClientResponse) -> str:
         """The beginning of an error; the rest is not read."""
         return (await response.content.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
-
-    def _short(self, text: str) -> str:
-        return self.endpoint.redact(text)
 
     def _loads(self, data: bytes) -> Any:
         try:

@@ -113,12 +113,15 @@ class Startup:
         """What comes of the probe, which is sent again while the endpoint is loading.
 
         Raises NotServing when the patience has come to its end; `else_do` is added to what the error says to do.
-        Other errors of the probe are raised as they are.
+        Raises EnvironmentUnusable for a key that is refused and for an endpoint that is elsewhere. Other errors of
+        the probe are raised as they are.
         """
         while True:
             try:
                 return await probe()
             except CompletionError as error:
+                if isinstance(error, AuthenticationError) or (isinstance(error, Refusal) and error.moved):
+                    raise EnvironmentUnusable(str(error)) from error
                 if not is_loading(error):
                     raise
                 self._failures += 1

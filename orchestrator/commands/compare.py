@@ -5,14 +5,12 @@ from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 
-from rich.table import Table
-
 from orchestrator.comparing.comparison import ComparedRun, Difference, as_json
 from orchestrator.comparing.page import comparison_page
 from orchestrator.comparing.rows import rows
 from orchestrator.errors import OutputError, os_error_as
 from orchestrator.rules.text import printable
-from orchestrator.terminal.console import Console
+from orchestrator.terminal.console import Console, plain_table
 
 SHOWN = 5  # tasks that changed, for each run
 
@@ -35,9 +33,7 @@ def run(runs: tuple[Path, ...], json: bool, html: Path | None) -> int:
 
 def _print(compared: list[ComparedRun], differences: list[Difference]) -> None:
     console = Console(sys.stdout, soft_wrap=True)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("", *(run.name for run in compared)):
-        table.add_column(printable(name), overflow="fold")
+    table = plain_table(("", *(printable(run.name) for run in compared)), overflow="fold")
     for label, cells in rows(compared, differences):
         table.add_row(printable(label), *map(printable, cells))
     console.print(table, markup=False)

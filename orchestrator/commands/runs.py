@@ -11,8 +11,6 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from orchestrator.errors import ConfigError, os_error_as
 from orchestrator.rules.text import printable
 from orchestrator.run.ending import counts, read_end
@@ -23,7 +21,7 @@ from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import DEMO_TASKS
 from orchestrator.terminal.closing import share
-from orchestrator.terminal.console import Console
+from orchestrator.terminal.console import Console, plain_table
 
 RECORD_BYTES = 8 << 20  # of a record that is read; that takes some 0.1 s
 GROUPS_BYTES = 1 << 30  # of a groups file whose lines are counted; that takes some 0.5 s
@@ -39,9 +37,7 @@ def run(folder: Path, json: bool) -> int:
     if json:
         print(dumps({"folder": str(folder), "runs": runs}, indent=2))
         return 0
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in ("groups", "solved", "cost") else "left", no_wrap=True)
+    table = plain_table(_COLUMNS, ("groups", "solved", "cost"), no_wrap=True)
     for one in runs:
         table.add_row(*(printable(cell) for cell in _cells(one)))
     console = Console(sys.stdout, soft_wrap=True, width=1000)

@@ -10,8 +10,6 @@ from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
 from orchestrator.errors import ConfigError, os_error_as
@@ -29,7 +27,7 @@ from orchestrator.run.files import (
 from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.lines import LinesById, demand_modest, demand_short_talks, texts
 from orchestrator.run.verify import CHECKS, Findings, Wanted, check_group
-from orchestrator.terminal.console import Console
+from orchestrator.terminal.console import Console, plain_table
 
 if TYPE_CHECKING:
     from orchestrator.forward.check import Against
@@ -176,9 +174,7 @@ def _loads(text: bytes, where: str, findings: Findings) -> Any:
 
 def _print(groups_file: Path, rollouts_file: Path | None, findings: Findings) -> None:
     console = Console(sys.stdout, soft_wrap=True)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("check", "looked at", "wrong", "what holds"):
-        table.add_column(column, justify="right" if column in ("looked at", "wrong") else "left")
+    table = plain_table(("check", "looked at", "wrong", "what holds"), ("looked at", "wrong"))
     for name, meaning in CHECKS.items():
         looked, wrong = findings.checked[name], findings.failed[name]
         table.add_row(name, str(looked) if looked else "-", str(wrong) if looked else "-", meaning)

@@ -11,7 +11,7 @@ from orchestrator.evaluation.measured import Evaluation, MeasuredTask, by_part
 from orchestrator.rules.text import printable
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.closing import outcomes_text, print_rows, reason_rows
-from orchestrator.terminal.console import Console
+from orchestrator.terminal.console import Console, plain_table
 
 MAX_LABEL = 60
 
@@ -28,9 +28,9 @@ def print_evaluation(
 
 def _accuracies(evaluation: Evaluation) -> Table:
     k = evaluation.samples_per_task
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("", "tasks", "samples", "correct", "mean score", "pass@1", *([f"pass@{k}"] if k > 1 else [])):
-        table.add_column(column, justify="left" if not column or "@" in column else "right")
+    ways = ["pass@1", *([f"pass@{k}"] if k > 1 else [])]
+    numbers = ("tasks", "samples", "correct", "mean score")
+    table = plain_table(("", *numbers, *ways), numbers)
     parts: list[tuple[str, list[MeasuredTask]]] = [("all", evaluation.tasks)]
     for name in ("level", "source"):
         labels = by_part(evaluation.tasks, name)

@@ -3,22 +3,19 @@
 import sys
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from orchestrator.forward.compare import LEAST_TOKENS, SHIFTED_LABELS, SHIFTED_LOGPROBS, Comparison, Figures
 from orchestrator.forward.weights import Weights
 from orchestrator.rules.text import printable
 from orchestrator.terminal.closing import print_wrapped
-from orchestrator.terminal.console import Console
+from orchestrator.terminal.console import Console, plain_table
 
 _MEGA = 1e6
 
 
 def print_comparison(compared: Comparison, weights: Weights, architecture: str, notes: Sequence[str]) -> bool:
     """Prints all rows, the controls, the limits and the verdict. Returns the verdict."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("log-probs", "tokens", "mean |Δ|", "p99", "k3", ""):
-        table.add_column(column, justify="left" if column in ("log-probs", "") else "right", no_wrap=True)
+    numbers = ("tokens", "mean |Δ|", "p99", "k3")
+    table = plain_table(("log-probs", *numbers, ""), numbers, no_wrap=True)
     above = compared.above()
     for name, figures in compared.rows():
         few = figures is not compared.all and figures.count < LEAST_TOKENS

@@ -12,7 +12,7 @@ from orchestrator.rescoring.changes import Changes
 from orchestrator.rescoring.rescore import LeftOut
 from orchestrator.rules.text import one_line, printable
 from orchestrator.terminal.closing import print_rows, share
-from orchestrator.terminal.console import Console
+from orchestrator.terminal.console import Console, plain_table
 
 SHOWN = 20  # lines that cannot be used, and sources
 MAX_LABEL = 60
@@ -37,18 +37,17 @@ def print_changes(
 
 
 def _table(changes: Changes) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("", "rollouts", "changed", "higher", "lower", "mean then", "now", "solved then", "now"):
-        table.add_column(column, justify="right" if column else "left")
+    numbers = ("rollouts", "changed", "higher", "lower", "mean then", "now", "solved then", "now")
+    table = plain_table(("", *numbers), numbers)
     parts = [("all", changes.all)]
     for name, parts_by_label in (("outcome", changes.by_outcome), ("source", changes.by_source)):
         largest = sorted(parts_by_label.items(), key=lambda part: -part[1].rollouts)
         parts += [(f"{name} {label or '(none)'}", change) for label, change in largest[:SHOWN]]
     for label, change in parts:
-        numbers = (change.rollouts, change.changed, change.higher, change.lower)
+        counts = (change.rollouts, change.changed, change.higher, change.lower)
         means = (f"{total / change.rollouts:.3f}" for total in (change.then, change.now))
         solved = (change.solved_then, change.solved_now)
-        table.add_row(Text(printable(label)[:MAX_LABEL]), *map(str, numbers), *means, *map(str, solved))
+        table.add_row(Text(printable(label)[:MAX_LABEL]), *map(str, counts), *means, *map(str, solved))
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -252,7 +252,7 @@ def _spans(member: Member) -> list[dict[str, Any]]:
     spans = sampled_by(member.attempt.record, member.trajectory)
     if all(span.oldest is None and span.newest is None for span in spans):
         return []
-    return [{"tokens": span.tokens, "oldest": span.oldest, "newest": span.newest} for span in spans]
+    return [asdict(span) for span in spans]
 
 
 def other_segments(lines: Sequence[TurnTalk], segment: int) -> list[dict[str, Any]]:

@@ -1,14 +1,23 @@
 """A rich console whose texts cannot control the terminal."""
 
-from collections.abc import Iterable
-from typing import TextIO
+from collections.abc import Container, Iterable
+from typing import Any, TextIO
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 from orchestrator.rules.text import printable_lines
 from orchestrator.terminal.streams import unfiltered
+
+
+def plain_table(columns: Iterable[str], right: Container[str] = (), **style: Any) -> Table:
+    """A table without lines. `right`: columns of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", **style)
+    return table
 
 
 class Console(rich.console.Console):

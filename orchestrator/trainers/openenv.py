@@ -14,6 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ from orchestrator.types import (
     FailedName,
     Group,
     Message,
-    PolicySpan,
     Task,
     Turn,
     last_attempts,
@@ -340,14 +340,10 @@ def _turn(
             "agent": turn.agent,
             "segment": turn.segment,
             "policy_version": completion.policy_version,
-            "policy_spans": list(map(_span, completion.sampled_by)),
+            "policy_spans": list(map(asdict, completion.sampled_by)),
             "sampling_params": {"temperature": attempt.sampling.temperature, "top_p": attempt.sampling.top_p},
         },
     )
-
-
-def _span(span: PolicySpan) -> dict[str, Any]:
-    return {"tokens": span.tokens, "oldest": span.oldest, "newest": span.newest}
 
 
 def traces(run_dir: Path) -> Iterator[tuple[str, TrainingTrace]]:

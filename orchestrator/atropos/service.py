@@ -187,9 +187,9 @@ class Service:
                         await feed.run()
             finally:
                 await uninterrupted(self.saved())
-            purse = engine.shared.spending.purse
-            if purse is not None and purse.is_empty and not feed.finished:
-                raise purse.reached
+            cost_limit = engine.shared.costs.cost_limit
+            if cost_limit is not None and cost_limit.is_empty and not feed.finished:
+                raise cost_limit.reached
             return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
 
     @contextmanager

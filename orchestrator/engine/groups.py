@@ -94,11 +94,11 @@ class GroupStream:
                     self._open += 1
                     tg.create_task(self._make(draw.task, draw), name=f"group {draw.number}")
                 self._more = False
-        purse = maker.shared.spending.purse
-        if purse is None or not purse.is_empty:
+        cost_limit = maker.shared.costs.cost_limit
+        if cost_limit is None or not cost_limit.is_empty:
             return
         if self._unfinished or await asyncio.to_thread(lambda: any(map(self._is_work, self._draws))):
-            raise purse.reached
+            raise cost_limit.reached
 
     async def _make(self, task: Task, draw: Draw) -> None:
         try:

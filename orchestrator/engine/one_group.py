@@ -157,7 +157,7 @@ class GroupMaker:
 
         def started(plan: RolloutPlan, node: str) -> None:
             observer.started(plan, node)
-            shared.spending.begun(plan)
+            shared.costs.begun(plan)
 
         async def recorded(result: Member | Attempt) -> None:
             attempt = result.attempt if isinstance(result, Member) else result
@@ -165,7 +165,7 @@ class GroupMaker:
                 shared.policy.saw_all(turn.completion.sampled_by)
             await observer.recorded(result)
             shared.agent_gate.attempt(attempt)
-            shared.spending.ended(attempt)
+            shared.costs.ended(attempt)
 
         return Executor(
             self.hosts,

@@ -113,8 +113,8 @@ class Orchestrator:
     @property
     def cut_short(self) -> bool:
         """Whether `drain` was called while there was work left. For `env.max_cost` CostReached says so."""
-        purse = self.shared.spending.purse
-        return self.stopping and not (purse is not None and purse.is_empty)
+        cost_limit = self.shared.costs.cost_limit
+        return self.stopping and not (cost_limit is not None and cost_limit.is_empty)
 
     async def groups(
         self, tasks: Iterable[Task | BadTask], earlier: Earlier | None = None, *, epoch: int | None = None

@@ -77,8 +77,8 @@ class Session:
                 for note in filter(is_new, observer.notes):
                     self.say(f"note: {note}")
                 self.say(summary(maker))
-                if maker.shared.spending.purse is not None:
-                    maker.shared.spending.open(maker.split, self.tally, self._evaluations())
+                if maker.shared.costs.cost_limit is not None:
+                    maker.shared.costs.open(maker.split, self.tally, self._evaluations())
                 yield orchestrator, opened
 
     def _evaluations(self) -> list[Tally]:

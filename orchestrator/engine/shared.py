@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.completion.callback import Sampler
+from orchestrator.engine.costs import Costs
 from orchestrator.engine.health import AgentGate
-from orchestrator.engine.spending import Spending
 from orchestrator.host.base import Hosts
 from orchestrator.host.needs import HostNeeds
 from orchestrator.host.registry import open_hosts
@@ -40,7 +40,7 @@ class Shared:
     def __init__(self, config: Config, say: Callable[[str], None]) -> None:
         self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
         self.policy = Policy()
-        self.spending = Spending(config, self._out_of_money)
+        self.costs = Costs(config, self._out_of_money)
         self.agent_gate = AgentGate(say)
         self.watchers: list[Listener] = []
         self.stopping = asyncio.Event()
@@ -73,7 +73,7 @@ class Shared:
                     on_node=observer.node,
                     policy=self.policy,
                     sampler=sampler,
-                    purse=self.spending.purse,
+                    cost_limit=self.costs.cost_limit,
                 )
                 hosts = await open_hosts(needs, stack)
         except BaseExceptionGroup as errors:

@@ -10,8 +10,8 @@ from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.callback import Sampler
 from orchestrator.completion.endpoints import CompletionNeeds
 from orchestrator.completion.startup import Wait
+from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.rules.policy import Policy
-from orchestrator.rules.purse import Purse
 from orchestrator.settings.config import Config
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ class HostNeeds:
 
     `say`: gets a line when a service goes away or comes back, and while an endpoint is waited for. `on_wait` gets
     such waits instead. `on_node`: a node of a cluster works (None), or why it gets no rollouts. `policy`: which
-    weights a trainer says it serves. `sampler` samples in the place of an endpoint. `purse`: pays the completions
-    that are sampled on this machine; None: there is no limit. `equipment`: what another machine has read from
-    files that this one may not have.
+    weights a trainer says it serves. `sampler` samples in the place of an endpoint. `cost_limit`: of the
+    completions that are sampled on this machine; None: there is none. `equipment`: what another machine has read
+    from files that this one may not have.
     """
 
     config: Config
@@ -40,5 +40,5 @@ class HostNeeds:
     on_node: Callable[[str, str | None], None] = lambda node, away: None
     policy: Policy = field(default_factory=Policy)
     sampler: Sampler | None = None
-    purse: Purse | None = None
+    cost_limit: CostLimit | None = None
     equipment: Equipment | None = None

@@ -66,7 +66,7 @@ async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
         equipment=equipment,
         control=EndpointControl(completer, tokenizer),
         why_text=why_text,
-        purse=needs.purse,
+        cost_limit=needs.cost_limit,
     )
     return LocalHost(
         resources,

@@ -30,9 +30,9 @@ from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
 from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
-from orchestrator.engine.description import no_sampled_ids
 from orchestrator.engine.executor import Executor
 from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.engine.session import Session
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.evaluate import evaluate
@@ -43,7 +43,7 @@ from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.tasks.base import Source
-from orchestrator.tasks.demand import tasks_to_train
+from orchestrator.tasks.no_tasks import tasks_to_train
 from orchestrator.tasks.split import evaluation_tasks
 from orchestrator.terminal.closing import closing_table
 from orchestrator.terminal.progress import PlainProgress

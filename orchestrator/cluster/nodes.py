@@ -42,7 +42,7 @@ from orchestrator.errors import (
     SandboxLostError,
 )
 from orchestrator.host.base import HostNow, Provision
-from orchestrator.host.needs import HostNeeds
+from orchestrator.host.setup import HostSetup
 from orchestrator.host.slots import Line
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.rules.redact import Secret
@@ -51,12 +51,12 @@ from orchestrator.tools.base import ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
 
 
-async def open_nodes(needs: HostNeeds, stack: AsyncExitStack) -> Nodes:
+async def open_nodes(setup: HostSetup, stack: AsyncExitStack) -> Nodes:
     """The nodes of the Ray cluster; `stack` closes them. Nodes that cannot be used are named in the notes. Raises
     EnvironmentUnusable if none can."""
     from orchestrator.cluster.link import RayLink
 
-    config = needs.config
+    config = setup.config
     equipment = await asyncio.to_thread(equip, config.env)
     tokenizer = await asyncio.to_thread(find_tokenizer, config.env, config.openai[0].model_name)
     link = RayLink(config.env.ray_address)
@@ -70,7 +70,7 @@ async def open_nodes(needs: HostNeeds, stack: AsyncExitStack) -> Nodes:
     versions = await asyncio.to_thread(software)
     name = "none" if tokenizer is None else tokenizer.name
     opening = Opening(settings_for_nodes(config, name), equipment, digest, versions)
-    nodes = Nodes(needs, link, opening, tokenizer, images)
+    nodes = Nodes(setup, link, opening, tokenizer, images)
     await stack.enter_async_context(nodes.opened())
     return nodes
 
@@ -80,7 +80,7 @@ class Nodes:
 
     def __init__(
         self,
-        needs: HostNeeds,
+        setup: HostSetup,
         link: Link,
         opening: Opening,
         tokenizer: HubTokenizer | None,
@@ -88,10 +88,10 @@ class Nodes:
     ) -> None:
         self.tokenizer = tokenizer
         self.capacity = 0
-        self._env = needs.config.env
-        self._spec = needs.config.sandbox_spec()
+        self._env = setup.config.env
+        self._spec = setup.config.sandbox_spec()
         self._equipment = opening.equipment
-        self._tell = needs.on_node
+        self._tell = setup.on_node
         self._desk = Desk()
         self._rooms: Rooms[Node] = Rooms()
         self._counted: dict[Node, tuple[int, str | None]] = {}  # its share of `capacity`, and why it is away
@@ -99,7 +99,7 @@ class Nodes:
         self._on_change: list[Callable[[], None]] = []
         self._demands: list[Callable[[], float]] = []
         self._drained = False
-        self._members = Members(needs, link, opening, images, changed=self._changed, failed=self._line.end)
+        self._members = Members(setup, link, opening, images, changed=self._changed, failed=self._line.end)
 
     def opened(self) -> AbstractAsyncContextManager[None]:
         """Within this block nodes are looked for, watched and used."""

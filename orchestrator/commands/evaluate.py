@@ -20,7 +20,7 @@ from orchestrator.rules.observer import Observer
 from orchestrator.run.output import run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
-from orchestrator.tasks.demand import tasks_to_evaluate
+from orchestrator.tasks.no_tasks import tasks_to_evaluate
 from orchestrator.terminal.open import open_progress
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.errors import CompletionError, ConfigError, EnvironmentUnusable, NotServing
-from orchestrator.host.needs import completion_needs
+from orchestrator.host.setup import completion_needs
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

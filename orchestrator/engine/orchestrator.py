@@ -13,10 +13,10 @@ from contextlib import AsyncExitStack, ExitStack, aclosing
 from types import TracebackType
 
 from orchestrator.completion.callback import Sampler
-from orchestrator.engine.description import describe
 from orchestrator.engine.draws import Draw, Draws
 from orchestrator.engine.groups import GroupStream
 from orchestrator.engine.one_group import GroupMaker
+from orchestrator.engine.run_json import describe
 from orchestrator.engine.shared import Shared
 from orchestrator.errors import ConfigError, CostReached
 from orchestrator.host.base import Hosts

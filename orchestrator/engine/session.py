@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from orchestrator.engine.description import describe, summary
 from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.run_json import describe, summary
 from orchestrator.errors import CostReached, RunUnhealthy
 from orchestrator.host.advice import is_new
 from orchestrator.rules.waits import first_error

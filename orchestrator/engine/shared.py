@@ -13,8 +13,8 @@ from orchestrator.completion.callback import Sampler
 from orchestrator.engine.costs import Costs
 from orchestrator.engine.health import AgentGate
 from orchestrator.host.base import Hosts
-from orchestrator.host.needs import HostNeeds
 from orchestrator.host.registry import open_hosts
+from orchestrator.host.setup import HostSetup
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.rules.policy import Policy
 from orchestrator.rules.waits import first_error
@@ -66,7 +66,7 @@ class Shared:
                 scorer = await open_scorer(
                     config.env, config.judge_api_key, config.startup_timeout, stack, observer.say, meanwhile
                 )
-                needs = HostNeeds(
+                setup = HostSetup(
                     config,
                     observer.notes,
                     observer.say,
@@ -75,7 +75,7 @@ class Shared:
                     sampler=sampler,
                     cost_limit=self.costs.cost_limit,
                 )
-                hosts = await open_hosts(needs, stack)
+                hosts = await open_hosts(setup, stack)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
         finally:

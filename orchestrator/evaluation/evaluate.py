@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.engine.description import describe
 from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.run_json import describe
 from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation
 from orchestrator.rules.observer import Observer

@@ -21,9 +21,9 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.local import LocalHost
-from orchestrator.host.needs import HostNeeds, completion_needs
 from orchestrator.host.resources import Resources
 from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
+from orchestrator.host.setup import HostSetup, completion_needs
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.descriptors import make_room
@@ -37,12 +37,12 @@ from orchestrator.tools.functions import Workers
 from orchestrator.types import FailedName, SandboxSpec
 
 
-async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
+async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
     """Opens launcher, image, tokenizer, endpoint and tools of this machine; `stack` closes them. Raises
     ConfigError, EnvironmentUnusable."""
-    config, notes = needs.config, needs.notes
+    config, notes = setup.config, setup.notes
     env, spec = config.env, config.sandbox_spec()
-    equipment = await asyncio.to_thread(equip, env) if needs.equipment is None else needs.equipment
+    equipment = await asyncio.to_thread(equip, env) if setup.equipment is None else setup.equipment
     tools = await _host_tools(config, stack)
     check_team(env.managed_agents, equipment, tools)
     launcher, channel_directory = _launcher(config, stack, notes)
@@ -50,12 +50,12 @@ async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
     await _remove_leftovers(notes, docker=env.launcher == "docker")
     await asyncio.to_thread(check_tokenizer, env.tokenizer_name, config.openai[0].model_name)
     service = "the OCI runtime" if env.launcher == "oci" else "Docker"
-    breaker = Breaker(service, lambda: launcher.ready(spec), needs.say)
+    breaker = Breaker(service, lambda: launcher.ready(spec), setup.say)
     # The pool makes its first sandboxes while the tokenizer loads.
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, breaker))
     tokenizer = await asyncio.to_thread(find_tokenizer, env, config.openai[0].model_name)
     # Last, as it may take minutes: what fails at once has failed by now.
-    completer, why_text = await _completer(needs, tokenizer, stack)
+    completer, why_text = await _completer(setup, tokenizer, stack)
     resources = Resources(
         launcher,
         completer,
@@ -66,7 +66,7 @@ async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
         equipment=equipment,
         control=EndpointControl(completer, tokenizer),
         why_text=why_text,
-        cost_limit=needs.cost_limit,
+        cost_limit=setup.cost_limit,
     )
     return LocalHost(
         resources,
@@ -77,31 +77,31 @@ async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
             FailedName.DOCKER_ERROR: breaker,
             FailedName.LAUNCH_ERROR: breaker,
             FailedName.SANDBOX_LOST: breaker,
-            FailedName.LLM_ERROR: Breaker("the inference endpoint", _endpoint_question(needs), needs.say),
+            FailedName.LLM_ERROR: Breaker("the inference endpoint", _endpoint_question(setup), setup.say),
         },
     )
 
 
 async def _completer(
-    needs: HostNeeds, tokenizer: HubTokenizer | None, stack: AsyncExitStack
+    setup: HostSetup, tokenizer: HubTokenizer | None, stack: AsyncExitStack
 ) -> tuple[Completer, str]:
     """(the completer, why it asks for text; empty: it asks for ids)."""
-    config = needs.config
-    if needs.sampler is None:
-        wait = needs.on_wait or wait_sayer(needs.say)
-        return await open_completer(completion_needs(config), tokenizer, stack, needs.notes, wait, needs.policy)
+    config = setup.config
+    if setup.sampler is None:
+        wait = setup.on_wait or wait_sayer(setup.say)
+        return await open_completer(completion_needs(config), tokenizer, stack, setup.notes, wait, setup.policy)
     assert tokenizer is not None  # the registry has refused a sampler without one
-    needs.notes.append("completions are sampled by the program itself")
+    setup.notes.append("completions are sampled by the program itself")
     server = config.openai[0]
     return CallbackCompleter(
-        needs.sampler, tokenizer, model=server.model_name, timeout_s=server.timeout, policy=needs.policy
+        setup.sampler, tokenizer, model=server.model_name, timeout_s=server.timeout, policy=setup.policy
     ), ""
 
 
-def _endpoint_question(needs: HostNeeds) -> Callable[[], Awaitable[None]]:
+def _endpoint_question(setup: HostSetup) -> Callable[[], Awaitable[None]]:
     """Asks the run's endpoints without sampling. A program that samples itself, and a recording, are never
     away."""
-    endpoints = completion_needs(needs.config).endpoints() if needs.sampler is None else []
+    endpoints = completion_needs(setup.config).endpoints() if setup.sampler is None else []
     return lambda: one_answers(endpoints)
 
 

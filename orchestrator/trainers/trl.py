@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator.engine.description import no_sampled_ids
+from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.rules.observer import Observer
 from orchestrator.run.rows import Row

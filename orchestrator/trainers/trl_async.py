@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.completion.endpoints import endpoint
 from orchestrator.completion.http import HttpClient
 from orchestrator.errors import ConfigError, RecordError, RunUnhealthy
-from orchestrator.host.needs import completion_needs
+from orchestrator.host.setup import completion_needs
 from orchestrator.run.rows import Row
 from orchestrator.trainers.trl import LogprobsMode, Prompts, demand_agreement, demand_ids, trained_score
 from orchestrator.types import BadTask, Group, Message, Task

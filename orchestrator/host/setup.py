@@ -1,4 +1,4 @@
-"""What the hosts of a run are opened with, as one value."""
+"""What a host is set up with, as one value: `HostSetup`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def completion_needs(config: Config) -> CompletionNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class HostNeeds:
+class HostSetup:
     """`notes` collects what people should know before the first rollout.
 
     `say`: gets a line when a service goes away or comes back, and while an endpoint is waited for. `on_wait` gets

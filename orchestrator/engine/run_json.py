@@ -1,4 +1,4 @@
-"""What a run is, for run.json and for people."""
+"""What run.json says of a run, and the one line that people get of it."""
 
 from __future__ import annotations
 

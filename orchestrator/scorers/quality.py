@@ -20,8 +20,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.scorers.manners import gives_answer, well_formed
+from orchestrator.scorers.weights import COMBINED_WEIGHTS
 from orchestrator.types import (
     CompletionKind,
     Ended,

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.scorers.base import COMBINED_WEIGHTS, MADE_FROM
+from orchestrator.scorers.base import MADE_FROM
 from orchestrator.scorers.correctness import correctness
 from orchestrator.scorers.quality import quality
+from orchestrator.scorers.weights import COMBINED_WEIGHTS
 from orchestrator.types import Completion, Ended, EndedName, Record, RolloutPlan, Score, Task
 
 STRATEGIES = ("basic", "correctness", "combined")

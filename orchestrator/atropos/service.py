@@ -31,6 +31,7 @@ from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
 from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
 from orchestrator.engine.executor import Executor
+from orchestrator.engine.groups import open_groups
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.engine.session import Session
@@ -277,7 +278,8 @@ class Service:
         """As `Maker.has_room`."""
         assert self._feed is not None
         work = self.work
-        return self._feed.under_way < work.engine.maker.open_groups and work.executor.has_room(share)
+        most = open_groups(self.config.env, work.engine.maker.hosts.capacity)
+        return self._feed.under_way < most and work.executor.has_room(share)
 
     def begin(self, item: Item) -> None:
         """As `Maker.begin`."""

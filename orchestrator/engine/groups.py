@@ -13,11 +13,18 @@ from orchestrator.engine.one_group import GroupMaker
 from orchestrator.rules.plan import sandbox_of
 from orchestrator.rules.waits import first_error, uninterrupted
 from orchestrator.run.earlier import Earlier
+from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.types import BadTask, Group, Task
 
 log = logging.getLogger(__name__)
 
 READY_GROUPS = 16  # finished groups not taken yet; with more, rollouts wait
+
+
+def open_groups(settings: RolloutSettings, sandboxes: int) -> int:
+    """How many groups may be open. auto: one more than sandboxes, as each of these may run the last rollout of
+    another group."""
+    return sandboxes + 1 if settings.max_open_groups is None else settings.max_open_groups
 
 
 class GroupStream:
@@ -74,6 +81,10 @@ class GroupStream:
         Raises an exception group, with every rollout cancelled.
         """
         maker, executor = self._maker, self._executor
+
+        def is_full() -> bool:
+            return self._open >= open_groups(maker.config.env, maker.hosts.capacity) or not executor.has_room()
+
         spec, stopping = maker.config.sandbox_spec(), maker.shared.stopping
         with maker.hosts.following(lambda: math.inf if self._more else executor.waiting, self._wake):
             async with asyncio.TaskGroup() as tg:
@@ -87,7 +98,7 @@ class GroupStream:
                         continue
                     size = draw.size or maker.config.env.group_size
                     with maker.hosts.expecting(sandbox_of(draw.task, spec), size):
-                        while self._open >= maker.open_groups or not executor.has_room():
+                        while is_full():
                             self._room.clear()
                             await self._room.wait()
                     executor.begin(draw.number, size)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.engine.groups import open_groups
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.run_json import describe
 from orchestrator.evaluation.files import EvaluationFiles
@@ -48,7 +49,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     """
     config = evaluation_config(orchestrator.config)
     env = config.env
-    tasks_at_once = min(orchestrator.maker.open_groups, env.max_eval_workers)
+    tasks_at_once = min(open_groups(env, orchestrator.maker.hosts.capacity), env.max_eval_workers)
     config = replace(config, env=replace(env, total_steps=-1, max_open_groups=tasks_at_once))
     observer = Observer(say=orchestrator.observer.say, run_path=directory)
     beside = orchestrator.beside(config, observer, split="eval")

@@ -28,11 +28,10 @@ from orchestrator.agents.equip import equip
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.members import Members
 from orchestrator.cluster.node import Node
-from orchestrator.cluster.order import Broken, NodeFacts, Opening, Order, for_node, software
+from orchestrator.cluster.order import Broken, NodeFacts, Opening, Order, for_node, settings_for_nodes, software
 from orchestrator.cluster.parcels import Desk
 from orchestrator.cluster.placement import Rooms
 from orchestrator.cluster.remote import Link
-from orchestrator.completion.endpoints import REPLAY
 from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
@@ -45,8 +44,6 @@ from orchestrator.host.base import HostNow, Provision
 from orchestrator.host.setup import HostSetup
 from orchestrator.host.slots import Line
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
-from orchestrator.rules.redact import Secret
-from orchestrator.settings.config import Config
 from orchestrator.tools.base import ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
 
@@ -295,16 +292,3 @@ def _raised(broken: Broken, node: Node) -> RolloutError:
         return error
     node.lose(broken.text)
     return SandboxLostError(str(error))
-
-
-def settings_for_nodes(config: Config, tokenizer_name: str | None) -> Config:
-    """The settings of a node: its own machine, the run's tokenizer, a recording by its absolute path, and no key
-    that only grading needs."""
-    env = replace(config.env, cluster="none", tokenizer_name=tokenizer_name)
-    servers = []
-    for server in config.openai:
-        if server.base_url.startswith(REPLAY):
-            path = Path(server.base_url.removeprefix(REPLAY)).absolute()
-            server = replace(server, base_url=f"{REPLAY}{path}")
-        servers.append(server)
-    return replace(config, env=env, openai=tuple(servers), judge_api_key=Secret())

@@ -9,27 +9,35 @@ from orchestrator.errors import ConfigError
 from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
-from orchestrator.settings.config import Config
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.types import Attempt, RolloutPlan, Split
 
 
 class Costs:
     """`cost_limit` None: there is no limit, and nothing is counted. `empty` is called once, when no rollout may be
-    begun any more. Raises ConfigError for a limit without prices."""
+    begun any more. `held`: completions are counted as they are sampled; on a cluster they are not, but when their
+    attempt is on record. Raises ConfigError for a limit without prices."""
 
-    def __init__(self, config: Config, empty: Callable[[], None]) -> None:
-        self.prices = Prices.of(config.openai, config.env.price_table)
+    def __init__(
+        self,
+        servers: Sequence[OpenAISettings],
+        settings: RolloutSettings,
+        empty: Callable[[], None],
+        *,
+        held: bool,
+    ) -> None:
+        self.prices = Prices.of(servers, settings.price_table)
         self.cost_limit: CostLimit | None = None
-        # Completions that a node of a cluster samples are counted when their attempt is on record.
-        self._held = config.env.cluster == "none"
-        if config.env.max_cost is None:
+        self._held = held
+        if settings.max_cost is None:
             return
         if self.prices is None:
             raise ConfigError(
                 "env.max_cost: needs prices: set openai.prompt_price and openai.completion_price, or "
                 "env.price_table"
             )
-        self.cost_limit = CostLimit(config.env.max_cost, self.prices.cost, empty)
+        self.cost_limit = CostLimit(settings.max_cost, self.prices.cost, empty)
 
     def open(self, split: Split, tally: Tally, evaluations: Sequence[Tally] = ()) -> None:
         """Counts what earlier processes of the run have spent: `tally` is theirs, `evaluations` that of each

@@ -40,7 +40,7 @@ class Shared:
     def __init__(self, config: Config, say: Callable[[str], None]) -> None:
         self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
         self.policy = Policy()
-        self.costs = Costs(config, self._out_of_money)
+        self.costs = Costs(config.openai, config.env, self._out_of_money, held=config.env.cluster == "none")
         self.agent_gate = AgentGate(say)
         self.watchers: list[Listener] = []
         self.stopping = asyncio.Event()

@@ -54,13 +54,15 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     observer = Observer(say=orchestrator.observer.say, run_path=directory)
     beside = orchestrator.beside(config, observer, split="eval")
     evaluation = Evaluation(env.group_size, Prices.of(config.openai, env.price_table))
-    with closing(EvaluationFiles(directory, env, resume=(directory / "run.json").exists())) as files:
+    with closing(
+        EvaluationFiles(directory, env, env.data_dir_to_save_evals, resume=(directory / "run.json").exists())
+    ) as files:
         await describe(files.run, beside.maker, tasks.name, files.about)
         observer.writer = files.run
         await measure(beside, tasks, evaluation, files)
         if beside.cut_short:
             return None
-        await files.finish(evaluation, config)
+        await files.finish(evaluation, config.openai[0].model_name, config.sampling())
     return evaluation
 
 

@@ -98,7 +98,7 @@ class RolloutWorker:
             raise ConfigError("env.total_steps: the trainer says when it has enough; leave it at -1")
         if len(config.openai) != 1:
             raise ConfigError("openai: TRL updates one server; name that one alone")
-        demand_agreement(config, args, logprobs_mode, uses_logprobs=True)
+        demand_agreement(config.env.group_size, config.env, args, logprobs_mode, uses_logprobs=True)
         self.rollout_buffer = RolloutBuffer(args.queue_maxsize)
         self.metrics_queue: queue.Queue[dict[str, float | tuple[float, float]]] = queue.Queue()
         self._tasks = list(tasks)

@@ -25,7 +25,7 @@ from orchestrator.cluster import members as members_module
 from orchestrator.cluster import node as node_module
 from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.image import SavedImages
-from orchestrator.cluster.nodes import Nodes, settings_for_nodes
+from orchestrator.cluster.nodes import Nodes
 from orchestrator.cluster.order import (
     Broken,
     Delivery,
@@ -34,6 +34,7 @@ from orchestrator.cluster.order import (
     Pulse,
     differences,
     for_node,
+    settings_for_nodes,
     software,
 )
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces

@@ -18,21 +18,28 @@ PAGE = Path(__file__).parent / "README.md"
 _HEAD = """\
 # Commands and settings
 
-Made by `python docs/reference/make.py` from the tables that the command line reads; `orchestrator COMMAND
---help` says the same. A setting `env.NAME` is the flag `--env.NAME VALUE`, the variable
-`ORCHESTRATOR_ENV__NAME` and the key `NAME` below `env:` in the file that `--config` names. How these go
-together, and the forms of values: [configuration.md](../configuration.md). Seconds are at most a year, names in a
-path have at most 255 bytes.
+Made by `python docs/reference/make.py` from the tables that `orchestrator COMMAND --help` reads. A setting
+`env.NAME` is the flag `--env.NAME VALUE`, the variable `ORCHESTRATOR_ENV__NAME` and the key `NAME` below `env:` in
+the file that `--config` names. How these go together, and the forms of values:
+[configuration.md](../configuration.md). Names in a path have at most 255 bytes.
 """
 # Long words of the command line for what a value may be, and the short ones of this page.
 _SHORT = (
-    (r"^true, false, yes, no, 1 or 0$", "boolean"),
+    (r"^true, false, yes, no, 1 or 0$", ""),  # as its default shows
     (r"^a path \(.*\)$", "path"),
     (r" \(or 90s, 5m, 1h\), at most a year", ""),
-    (r"^a whole number of at least ", "integer of at least "),
-    (r"^a whole number from ", "integer from "),
-    (r"a whole number", "an integer"),
-    (r"^bytes, or a size like [^,]*, ", "bytes, "),
+    (r"a whole number from (\S+) to (\S+)", r"integer \1–\2"),
+    (r"a number from (\S+) to (\S+)", r"number \1–\2"),
+    (r"a whole number", "integer"),
+    (r"^bytes, or a size like [^,]*, ", "bytes "),
+    (r"^a number ", "number "),
+    (r"(of )?at least ", "≥ "),
+    (r"above ", "> "),
+    (r"at most (?=\d+$)", "≤ "),
+    (r"^a URL with http:// or https://", "URL"),
+    (r"^a JSON list, each item (an? )?", "JSON list, each "),
+    (r"^a JSON list like ", "JSON list like "),
+    (r"^a JSON object", "JSON object"),
 )
 
 
@@ -54,8 +61,10 @@ def _command(command: Command) -> str:
     single = [row.key for row in rows if row.group not in complete]
     settings = [f"those of {', '.join(complete)}"] * bool(complete) + [f"`{key}`" for key in single]
     parts = [text, arguments]
-    if command.options:
-        parts.append(_table(command.options, "flag"))
+    if options := [row for row in command.options if row.name != "json"]:
+        parts.append(_table(options, "flag"))
+    if len(options) < len(command.options):
+        parts.append("`--json`: [an answer for programs](../runs.md#answers-for-programs).\n")
     if settings:
         parts.append(f"Settings: {', '.join(settings)}.\n")
     return "\n".join(part for part in parts if part)
@@ -79,7 +88,8 @@ def _table(rows: list[Setting] | tuple[Setting, ...], name: str) -> str:
         valid = "a key" if row.secret else row.kind.valid
         for long, short in _SHORT:
             valid = re.sub(long, short, valid)
-        lines.append(f"| `{shown}` | {_cell(row.shown_default)} | {_cell(row.text)}.{also} *{_cell(valid)}* |")
+        valid = f" *{_cell(valid)}*" if valid else ""
+        lines.append(f"| `{shown}` | {_cell(row.shown_default)} | {_cell(row.text)}.{also}{valid} |")
     return "\n".join(lines) + "\n"
 
 

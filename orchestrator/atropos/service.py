@@ -23,9 +23,10 @@ from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
 from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
-from orchestrator.engine.description import no_sampled_ids
 from orchestrator.engine.executor import Executor
+from orchestrator.engine.groups import open_groups
 from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.engine.session import Session
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.evaluate import evaluate
@@ -36,7 +37,7 @@ from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.tasks.base import Source
-from orchestrator.tasks.demand import tasks_to_train
+from orchestrator.tasks.no_tasks import tasks_to_train
 from orchestrator.tasks.split import evaluation_tasks
 from orchestrator.terminal.closing import closing_table
 from orchestrator.terminal.progress import PlainProgress
@@ -180,9 +181,9 @@ class Service:
                         await feed.run()
             finally:
                 await uninterrupted(self.saved())
-            purse = engine.shared.spending.purse
-            if purse is not None and purse.is_empty and not feed.finished:
-                raise purse.reached
+            cost_limit = engine.shared.costs.cost_limit
+            if cost_limit is not None and cost_limit.is_empty and not feed.finished:
+                raise cost_limit.reached
             return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
 
     @contextmanager
@@ -270,7 +271,8 @@ class Service:
         """As `Maker.has_room`."""
         assert self._feed is not None
         work = self.work
-        return self._feed.under_way < work.engine.maker.open_groups and work.executor.has_room(share)
+        most = open_groups(self.config.env, work.engine.maker.hosts.capacity)
+        return self._feed.under_way < most and work.executor.has_room(share)
 
     def begin(self, item: Item) -> None:
         """As `Maker.begin`."""

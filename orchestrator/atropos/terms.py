@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from orchestrator.engine.groups import open_groups
 from orchestrator.errors import ConfigError
 from orchestrator.settings.config import Config
 from orchestrator.types import Task
@@ -71,10 +72,10 @@ def terms_of(config: Config, sandboxes: int, *, evaluates: bool) -> Terms:
     again for being slow."""
     env = config.env
     workers = most_workers(config)
-    open_groups = env.open_groups(sandboxes) if workers is None else min(env.open_groups(sandboxes), workers)
+    groups = min(open_groups(env, sandboxes), math.inf if workers is None else workers)
     deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)
     # Every rollout may use up its deadline, be tried again and be replaced, and wait for those of other groups.
-    turns = math.ceil(open_groups * env.group_size / max(1, sandboxes))  # 0: the nodes are all away just now
+    turns = math.ceil(groups * env.group_size / max(1, sandboxes))  # 0: the nodes are all away just now
     return Terms(
         name=name_of(config),
         group_size=env.group_size,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.cluster.image import image_id, nowhere
 from orchestrator.cluster.members import JOINING, first_nodes
-from orchestrator.cluster.nodes import settings_for_nodes
-from orchestrator.cluster.order import demand_same, software
+from orchestrator.cluster.order import demand_same, settings_for_nodes, software
 from orchestrator.cluster.remote import Link, ListedNode, NodeLost, Remote
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn

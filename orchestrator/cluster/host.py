@@ -37,8 +37,8 @@ from orchestrator.doctor.machine import check_room
 from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError, os_error_as
 from orchestrator.host.base import HostNow, Provision
 from orchestrator.host.local import LocalHost
-from orchestrator.host.needs import HostNeeds
 from orchestrator.host.open import open_local
+from orchestrator.host.setup import HostSetup
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.outcome import failed
@@ -102,7 +102,7 @@ class HostActor:
             demand_same(await asyncio.to_thread(software), opening.software)
             async with AsyncExitStack() as stack:
                 stack.callback(self._leave)
-                needs = HostNeeds(
+                setup = HostSetup(
                     opening.config,
                     notes,
                     self._lines.append,
@@ -110,7 +110,7 @@ class HostActor:
                     policy=self._policy,
                     equipment=opening.equipment,
                 )
-                local = await open_local(needs, stack)
+                local = await open_local(setup, stack)
                 tokenizer = local.tokenizer
                 digest = None
                 if isinstance(tokenizer, HubTokenizer):

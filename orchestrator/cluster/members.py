@@ -15,7 +15,7 @@ from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait, WaitLines
 from orchestrator.errors import EnvironmentUnusable, OrchestratorError, RunUnhealthy, SandboxLostError
 from orchestrator.host.breaker import PATIENCE_S
-from orchestrator.host.needs import HostNeeds
+from orchestrator.host.setup import HostSetup
 from orchestrator.rules.policy import Served
 from orchestrator.rules.waits import first_of, uninterrupted
 
@@ -38,7 +38,7 @@ class Members:
 
     def __init__(
         self,
-        needs: HostNeeds,
+        setup: HostSetup,
         link: Link,
         opening: Opening,
         images: SavedImages,
@@ -50,14 +50,14 @@ class Members:
         self.ended: BaseException | None = None
         self.replayed: Replayed | None = None
         self.facts: NodeFacts | None = None  # of the first node that was opened: all are alike
-        self._env = needs.config.env
-        self._spec = needs.config.sandbox_spec()
-        self._needs = needs
+        self._env = setup.config.env
+        self._spec = setup.config.sandbox_spec()
+        self._setup = setup
         self._link = link
         self._opening = opening
         self._images = images
-        needs.policy.changed(self._serve)
-        self._changed, self._failed, self._say = changed, failed, needs.say
+        setup.policy.changed(self._serve)
+        self._changed, self._failed, self._say = changed, failed, setup.say
         self._refused: dict[str, str] = {}  # why a node is not used, by name
         self._noted: set[str] = set()
         self._not_before: dict[str, float] = {}  # when a node may be opened again, by Ray's id
@@ -82,9 +82,9 @@ class Members:
         try:
             await self._join_first(await first_nodes(self._link))
             for name, why in self._refused.items():
-                self._needs.notes.append(f"node {name} is not used: {why}")
+                self._setup.notes.append(f"node {name} is not used: {why}")
             if not self.nodes:
-                raise EnvironmentUnusable("env.cluster: no node can be used; " + "; ".join(self._needs.notes[-3:]))
+                raise EnvironmentUnusable("env.cluster: no node can be used; " + "; ".join(self._setup.notes[-3:]))
             self._start(self._follow(), "nodes")
             yield
         finally:
@@ -212,7 +212,7 @@ class Members:
         try:
             async with self._join_room:
                 remote = await self._link.start(listed.node_id)
-                node = Node(listed, remote, self._needs, self._changed, self._wait)
+                node = Node(listed, remote, self._setup, self._changed, self._wait)
                 opening = asyncio.create_task(first_of(self._open(node), node.silence()))
                 # A node that waits for its endpoint keeps no other one from being opened.
                 await first_of(_done(opening), node.waits.wait())

@@ -18,7 +18,7 @@ from orchestrator.cluster.remote import ListedNode, NodeLost, Remote
 from orchestrator.completion.startup import Wait
 from orchestrator.errors import LaunchError, SandboxLostError, os_error_as
 from orchestrator.host.base import HostNow
-from orchestrator.host.needs import HostNeeds
+from orchestrator.host.setup import HostSetup
 from orchestrator.proxy.left_files import OF_THE_DISK, cannot_be_kept
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.policy import Served
@@ -46,13 +46,13 @@ class Node:
         self,
         listed: ListedNode,
         remote: Remote,
-        needs: HostNeeds,
+        setup: HostSetup,
         changed: Callable[[Node], None],
         on_wait: Callable[[Node, Wait], None],
     ) -> None:
         self.node_id, self.name = listed.node_id, listed.name
         self.remote = remote
-        self.sandboxes = needs.config.env.max_concurrent_sandboxes  # at a time
+        self.sandboxes = setup.config.env.max_concurrent_sandboxes  # at a time
         self.images: set[str] = set()
         self.used = 0  # rollouts that were placed here and are not over
         self.warm = 0
@@ -63,9 +63,9 @@ class Node:
         self.loading: Wait | None = None  # what it waits for while it is opened
         self.waits = asyncio.Event()  # set once it has waited for an endpoint
         self._changed = changed
-        self._say = needs.say
+        self._say = setup.say
         self._on_wait = on_wait
-        self._policy = needs.policy
+        self._policy = setup.policy
         self._served = Served()  # the weights that it was told of
         self._calls: set[asyncio.Future[Any]] = set()
         self._sending: dict[str, asyncio.Task[None]] = {}

@@ -28,31 +28,28 @@ from orchestrator.agents.equip import equip
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.members import Members
 from orchestrator.cluster.node import Node
-from orchestrator.cluster.order import Broken, NodeFacts, Opening, Order, for_node, software
+from orchestrator.cluster.order import Broken, NodeFacts, Opening, Order, for_node, settings_for_nodes, software
 from orchestrator.cluster.parcels import Desk
 from orchestrator.cluster.placement import Rooms
 from orchestrator.cluster.remote import Link
-from orchestrator.completion.endpoints import REPLAY
 from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError, os_error_as
 from orchestrator.host.base import HostNow, Provision
-from orchestrator.host.needs import HostNeeds
+from orchestrator.host.setup import HostSetup
 from orchestrator.host.slots import Line
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
-from orchestrator.rules.redact import Secret
-from orchestrator.settings.config import Config
 from orchestrator.tools.base import ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
 
 
-async def open_nodes(needs: HostNeeds, stack: AsyncExitStack) -> Nodes:
+async def open_nodes(setup: HostSetup, stack: AsyncExitStack) -> Nodes:
     """The nodes of the Ray cluster; `stack` closes them. Nodes that cannot be used are named in the notes. Raises
     EnvironmentUnusable if none can."""
     from orchestrator.cluster.link import RayLink
 
-    config = needs.config
+    config = setup.config
     equipment = await asyncio.to_thread(equip, config.env)
     tokenizer = await asyncio.to_thread(find_tokenizer, config.env, config.openai[0].model_name)
     link = RayLink(config.env.ray_address)
@@ -66,7 +63,7 @@ async def open_nodes(needs: HostNeeds, stack: AsyncExitStack) -> Nodes:
     versions = await asyncio.to_thread(software)
     name = "none" if tokenizer is None else tokenizer.name
     opening = Opening(settings_for_nodes(config, name), equipment, digest, versions)
-    nodes = Nodes(needs, link, opening, tokenizer, images)
+    nodes = Nodes(setup, link, opening, tokenizer, images)
     await stack.enter_async_context(nodes.opened())
     return nodes
 
@@ -75,14 +72,14 @@ class Nodes:
     """See `open_nodes`. `capacity` counts the nodes that work now."""
 
     def __init__(
-        self, needs: HostNeeds, link: Link, opening: Opening, tokenizer: HubTokenizer | None, images: SavedImages
+        self, setup: HostSetup, link: Link, opening: Opening, tokenizer: HubTokenizer | None, images: SavedImages
     ) -> None:
         self.tokenizer = tokenizer
         self.capacity = 0
-        self._env = needs.config.env
-        self._spec = needs.config.sandbox_spec()
+        self._env = setup.config.env
+        self._spec = setup.config.sandbox_spec()
         self._equipment = opening.equipment
-        self._tell = needs.on_node
+        self._tell = setup.on_node
         self._desk = Desk()
         self._rooms: Rooms[Node] = Rooms()
         self._counted: dict[Node, tuple[int, str | None]] = {}  # its share of `capacity`, and why it is away
@@ -90,7 +87,7 @@ class Nodes:
         self._on_change: list[Callable[[], None]] = []
         self._demands: list[Callable[[], float]] = []
         self._drained = False
-        self._members = Members(needs, link, opening, images, changed=self._changed, failed=self._line.end)
+        self._members = Members(setup, link, opening, images, changed=self._changed, failed=self._line.end)
 
     def opened(self) -> AbstractAsyncContextManager[None]:
         """Within this block nodes are looked for, watched and used."""
@@ -284,16 +281,3 @@ def _raised(broken: Broken, node: Node) -> RolloutError:
         return error
     node.lose(broken.text)
     return SandboxLostError(str(error))
-
-
-def settings_for_nodes(config: Config, tokenizer_name: str | None) -> Config:
-    """The settings of a node: its own machine, the run's tokenizer, a recording by its absolute path, and no key
-    that only grading needs."""
-    env = replace(config.env, cluster="none", tokenizer_name=tokenizer_name)
-    servers = []
-    for server in config.openai:
-        if server.base_url.startswith(REPLAY):
-            path = Path(server.base_url.removeprefix(REPLAY)).absolute()
-            server = replace(server, base_url=f"{REPLAY}{path}")
-        servers.append(server)
-    return replace(config, env=env, openai=tuple(servers), judge_api_key=Secret())

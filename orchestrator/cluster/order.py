@@ -16,9 +16,11 @@ from typing import Any
 
 from orchestrator import errors
 from orchestrator.agents.equipment import Equipment
+from orchestrator.completion.endpoints import REPLAY
 from orchestrator.completion.startup import Wait
 from orchestrator.errors import EnvironmentUnusable, OrchestratorError, RolloutError, SandboxLostError
 from orchestrator.host.base import HostNow
+from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Outcome, Record, RolloutPlan
@@ -59,6 +61,19 @@ class Opening:
     equipment: Equipment
     tokenizer_digest: str | None
     software: Mapping[str, str]
+
+
+def settings_for_nodes(config: Config, tokenizer_name: str | None) -> Config:
+    """The settings of a node: its own machine, the run's tokenizer, a recording by its absolute path, and no key
+    that only grading needs."""
+    env = replace(config.env, cluster="none", tokenizer_name=tokenizer_name)
+    servers = []
+    for server in config.openai:
+        if server.base_url.startswith(REPLAY):
+            path = Path(server.base_url.removeprefix(REPLAY)).absolute()
+            server = replace(server, base_url=f"{REPLAY}{path}")
+        servers.append(server)
+    return replace(config, env=env, openai=tuple(servers), judge_api_key=Secret())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.host import check_host
 from orchestrator.doctor.machine import check_run_directory
 from orchestrator.doctor.services import check_keys, check_tokenizer
+from orchestrator.host.setup import completion_needs
 from orchestrator.rules.text import printable
 from orchestrator.settings.config import Config
 
@@ -51,13 +52,13 @@ async def _run(config: Config, json: bool) -> int:
 async def _findings(config: Config) -> AsyncIterator[Finding]:
     for finding in check_run_directory(config.env.run_dir or Path("runs")):
         yield finding
-    for finding in check_keys(config):
+    for finding in check_keys(completion_needs(config)):
         yield finding
     if config.env.cluster == "none":
         async for finding in check_host(config):
             yield finding
     else:  # this machine needs nothing of what only rollouts need
-        finding, tokenizer = await check_tokenizer(config)
+        finding, tokenizer = await check_tokenizer(completion_needs(config))
         yield finding
         async for finding in check_cluster(config, tokenizer):
             yield finding

@@ -19,7 +19,7 @@ from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
-from orchestrator.tasks.demand import tasks_to_evaluate
+from orchestrator.tasks.no_tasks import tasks_to_evaluate
 from orchestrator.terminal.open import open_progress
 
 EXIT_INCOMPLETE = 1
@@ -37,7 +37,7 @@ async def _run(config: Config, json: bool) -> int:
     prices = Prices.of(config.openai, env.price_table)
     if env.resume is not None and (count := await asyncio.to_thread(tasks.count)) is not None:
         wanted = min(env.total_steps if env.total_steps > 0 else count, count)
-        if metrics := finished_metrics(env, prices, wanted):
+        if metrics := finished_metrics(env.resume, env.data_dir_to_save_evals, prices, wanted):
             where = f"{path} is finished: {wanted} tasks, accuracy {metrics.get('eval/accuracy', 0.0):.1%}"
             print(
                 f"{where}; nothing was left to do, and nothing was written",
@@ -52,7 +52,9 @@ async def _run(config: Config, json: bool) -> int:
     rows: list[tuple[str, object]] = []
 
     def open_output(_: Orchestrator) -> AbstractContextManager[EvaluationFiles]:
-        files = EvaluationFiles(path, env, resume=env.resume is not None, counted=tally.earlier_attempt)
+        files = EvaluationFiles(
+            path, env, env.data_dir_to_save_evals, resume=env.resume is not None, counted=tally.earlier_attempt
+        )
         return closing(files)
 
     async def work() -> int:
@@ -64,7 +66,7 @@ async def _run(config: Config, json: bool) -> int:
             if (replayed := await engine.hosts.replayed()) is not None:
                 rows.append(("replay", replayed))
             if not engine.cut_short:
-                await files.finish(evaluation, config)
+                await files.finish(evaluation, config.openai[0].model_name, config.sampling())
                 rows[:0] = [(name.partition(".")[0], files.target / name) for name in (METRICS, SAMPLES)]
         return 0 if evaluation.complete else EXIT_INCOMPLETE
 

@@ -3,8 +3,8 @@
 import asyncio
 from contextlib import AbstractContextManager, aclosing
 
-from orchestrator.engine.description import no_sampled_ids
 from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.engine.session import Session
 from orchestrator.host.base import Hosts
 from orchestrator.report import write_report
@@ -14,7 +14,7 @@ from orchestrator.run.output import OpenRun, open_run, run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
-from orchestrator.tasks.demand import tasks_to_train
+from orchestrator.tasks.no_tasks import tasks_to_train
 from orchestrator.terminal.closing import closing_table, dropped_text
 from orchestrator.terminal.open import open_progress
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from typing import Any, NotRequired, TypedDict, Unpack
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -52,6 +53,8 @@ class HttpClient:
         self.endpoint = endpoint
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        # The environment is read once for an address: it costs a tenth of what a completion does.
+        self._way_to = lru_cache(maxsize=64)(_way_to)
 
     @property
     def openai(self) -> str:
@@ -155,7 +158,7 @@ class HttpClient:
                     headers=headers if data is None else {**_JSON, **(headers or {})},
                     timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
                     allow_redirects=False,
-                    **_way_to(url),
+                    **self._way_to(url),
                 ) as response:
                     if response.headers.get("content-encoding", "identity").lower() != "identity":
                         raise CompletionError("a compressed answer, though it was asked for a plain one")

@@ -203,8 +203,8 @@ class HubTokenizer:
     def said(self, ids: tuple[int, ...]) -> str:
         if not ids or not self.is_end(ids[-1]):
             return self.decode(ids)
-        text, closing = self.decode(ids), self._ends.closing
-        if closing and text.endswith(closing):
+        closing = self._ends.closing
+        if closing and (text := self.decode(ids)).endswith(closing):
             return text.removesuffix(closing)
         count = len(ids) - 1
         while count and self.stops(ids[count - 1]):

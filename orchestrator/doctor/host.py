@@ -7,6 +7,7 @@ from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.machine import check_temporary
 from orchestrator.doctor.sandboxes import check_sandboxes
 from orchestrator.doctor.services import check_services, check_web_tools
+from orchestrator.host.setup import completion_needs
 from orchestrator.settings.config import Config
 
 
@@ -17,9 +18,11 @@ async def check_host(
     `tokenizer_digest`: of the run's tokenizer, which this machine's must be; None: any will do."""
     for finding in await asyncio.to_thread(lambda: tuple(check_temporary())):
         yield finding
-    async for finding in check_sandboxes(config, image_comes=image_comes):
+    async for finding in check_sandboxes(
+        config.env, config.sandbox_spec(), localhost_tcp=config.env.needs_localhost_tcp, image_comes=image_comes
+    ):
         yield finding
-    async for finding in check_services(config, tokenizer_digest):
+    async for finding in check_services(completion_needs(config), tokenizer_digest):
         yield finding
-    async for finding in check_web_tools(config):
+    async for finding in check_web_tools(config.env, config.tavily_api_key):
         yield finding

@@ -30,7 +30,8 @@ from orchestrator.launch.oci.machine import (
 )
 from orchestrator.launch.oci.program import find_runtime
 from orchestrator.launch.oci.store import ImageStore
-from orchestrator.settings.config import Config
+from orchestrator.settings.sandbox import SandboxSettings
+from orchestrator.types import SandboxSpec
 
 START_TIMEOUT_S = 120.0
 LIMITS_CURE = (
@@ -39,29 +40,34 @@ LIMITS_CURE = (
 )
 
 
-async def check_sandboxes(config: Config, *, image_comes: bool = False) -> AsyncIterator[Finding]:
-    """Checks what the launcher of the settings needs. `image_comes`: the image is not looked for here."""
-    if config.env.launcher == "process":
+async def check_sandboxes(
+    settings: SandboxSettings, spec: SandboxSpec, *, localhost_tcp: bool = False, image_comes: bool = False
+) -> AsyncIterator[Finding]:
+    """Checks what the launcher of the settings needs for a sandbox like `spec`. `localhost_tcp`: it has TCP on its
+    loopback device. `image_comes`: the image is not looked for here."""
+    if settings.launcher == "process":
         yield warn("sandboxes", "the process launcher gives no isolation of ours: nothing to check")
         return
     engine = Engine(threads=2)
     usable = True
-    check = _check_engine(engine, config, image_comes) if config.env.launcher == "docker" else _check_oci(config)
+    docker = settings.launcher == "docker"
+    check = _check_engine(engine, settings, spec, image_comes) if docker else _check_oci(settings, spec)
     try:
         async for finding in check:
             usable = usable and finding.level != "fail"
             yield finding
-        yield await _other_launcher(config, engine)
+        yield await _other_launcher(settings, engine)
     finally:
         await engine.aclose()
     if usable and image_comes:
         yield warn("sandbox", "no sandbox was started: the image is not here")
     elif usable:
-        yield await _check_start(config)
+        yield await _check_start(settings, spec, localhost_tcp)
 
 
-async def _check_engine(engine: Engine, config: Config, image_comes: bool) -> AsyncIterator[Finding]:
-    spec = config.sandbox_spec()
+async def _check_engine(
+    engine: Engine, settings: SandboxSettings, spec: SandboxSpec, image_comes: bool
+) -> AsyncIterator[Finding]:
     try:
         await engine.open()
         info = await engine.info()
@@ -75,14 +81,14 @@ async def _check_engine(engine: Engine, config: Config, image_comes: bool) -> As
     runtimes = ", ".join(sorted(info.get("Runtimes") or ()))
     kind = ", rootless" if is_rootless(info) else ""
     yield ok("docker", f"{info.get('ServerVersion')}{kind} on {info.get('KernelVersion')}, runtimes {runtimes}")
-    for finding in _limits(info, frozenset(config.env.waive_hardening)):
+    for finding in _limits(info, frozenset(settings.waive_hardening)):
         yield finding
     if (problem := image_problem(spec, info, image)) is not None:
         yield fail("image", problem)
     elif image:
         labels = (image.get("Config") or {}).get("Labels") or {}
         yield await asyncio.to_thread(_check_image, spec.image, labels, image["Size"])
-    for line in advice(info, spec, config.env.max_concurrent_sandboxes):
+    for line in advice(info, spec, settings.max_concurrent_sandboxes):
         yield warn("machine", line)
     root = Path(info.get("DockerRootDir") or "/var/lib/docker")
     if await asyncio.to_thread(root.exists):  # otherwise the Engine runs on another machine
@@ -102,10 +108,10 @@ def _limits(info: Mapping[str, Any], waived: frozenset[str]) -> Iterator[Finding
         yield ok("limits", f"memory, swap, CPU and processes by cgroup v{version}; system calls by seccomp")
 
 
-async def _check_oci(config: Config) -> AsyncIterator[Finding]:
-    spec, store = config.sandbox_spec(), ImageStore()
+async def _check_oci(settings: SandboxSettings, spec: SandboxSpec) -> AsyncIterator[Finding]:
+    store = ImageStore()
     try:
-        program = find_runtime(config.env.oci_runtime)
+        program = find_runtime(settings.oci_runtime)
         version = await asyncio.to_thread(runtime_version, program)
     except EnvironmentUnusable as error:
         yield fail("runtime", str(error))
@@ -113,7 +119,7 @@ async def _check_oci(config: Config) -> AsyncIterator[Finding]:
     yield ok("runtime", f"{version}, {program}")
     if reason := why_no_containers():
         yield fail("runtime", reason)
-    waived = frozenset(config.env.waive_hardening)
+    waived = frozenset(settings.waive_hardening)
     missing = missing_limits(waived)
     for line in missing:
         yield fail("limits", f"{line}; or waive it: --env.waive_hardening")
@@ -137,15 +143,15 @@ async def _check_oci(config: Config) -> AsyncIterator[Finding]:
         else:
             labels = image.config.get("Labels") or {}
             yield await asyncio.to_thread(_check_image, spec.image, labels, image.size_bytes)
-    for line in oci_advice(spec, config.env.max_concurrent_sandboxes, version):
+    for line in oci_advice(spec, settings.max_concurrent_sandboxes, version):
         yield warn("machine", line)
     yield check_room("disk", store.folder, "set XDG_CACHE_HOME to a larger disk, or make room")
 
 
-async def _other_launcher(config: Config, engine: Engine) -> Finding:
+async def _other_launcher(settings: SandboxSettings, engine: Engine) -> Finding:
     """Whether the other launcher would work here."""
-    if config.env.launcher == "docker":
-        reason = why_not_here(config.env.oci_runtime)
+    if settings.launcher == "docker":
+        reason = why_not_here(settings.oci_runtime)
         return ok("launchers", f"oci would not work here: {reason}" if reason else "oci would work here too")
     try:
         await engine.open()
@@ -164,25 +170,25 @@ def _check_image(name: str, labels: Mapping[str, str], size_bytes: int) -> Findi
     return warn("image", f"{name}, {size}, is not what this version builds: run `orchestrator image build`")
 
 
-async def _check_start(config: Config) -> Finding:
+async def _check_start(settings: SandboxSettings, spec: SandboxSpec, localhost_tcp: bool) -> Finding:
     """Starts one sandbox, compares its confinement with what it must be, and removes it."""
     run_id = secrets.token_hex(8)
     begun = time.monotonic()
     try:
         async with asyncio.timeout(START_TIMEOUT_S), AsyncExitStack() as stack:
             launcher = make_launcher(
-                config.env.launcher,
+                settings.launcher,
                 run_id,
                 max_sandboxes=1,
-                waived=frozenset(config.env.waive_hardening),
-                allow_localhost_tcp=config.env.needs_localhost_tcp,
-                oci_runtime=config.env.oci_runtime,
+                waived=frozenset(settings.waive_hardening),
+                allow_localhost_tcp=localhost_tcp,
+                oci_runtime=settings.oci_runtime,
                 advise=lambda line: None,
             )
             stack.push_async_callback(launcher.aclose)
             channels = await asyncio.to_thread(Channels, run_id)
             stack.callback(channels.close)
-            async with parked_sandbox(config.sandbox_spec(), launcher, channels.directory):
+            async with parked_sandbox(spec, launcher, channels.directory):
                 ready_s = time.monotonic() - begun
     except TimeoutError:
         return fail(

@@ -5,23 +5,22 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.completion.endpoints import REPLAY, connect_server, endpoint
+from orchestrator.completion.endpoints import REPLAY, CompletionNeeds, connect_server, endpoint
 from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.errors import CompletionError, ConfigError, EnvironmentUnusable, NotServing
-from orchestrator.host.needs import completion_needs
-from orchestrator.settings.config import Config
+from orchestrator.rules.redact import Secret
 from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.tools import ToolSettings
 
 USAGE_TIMEOUT_S = 15.0
 
 
-def check_keys(config: Config) -> Iterator[Finding]:
+def check_keys(needs: CompletionNeeds) -> Iterator[Finding]:
     """Which endpoints have a key. Nothing is sent, and no key is shown."""
-    needs = completion_needs(config)
-    for server in config.openai:
+    for server in needs.servers:
         where = _name(server)
         if server.api_key or server.headers:
             yield ok("keys", f"a key for {where}")
@@ -31,21 +30,23 @@ def check_keys(config: Config) -> Iterator[Finding]:
             yield ok("keys", f"no key for {where}")
 
 
-async def check_services(config: Config, tokenizer_digest: str | None = None) -> AsyncIterator[Finding]:
+async def check_services(needs: CompletionNeeds, tokenizer_digest: str | None = None) -> AsyncIterator[Finding]:
     """Checks the tokenizer, then each endpoint with it."""
-    finding, tokenizer = await check_tokenizer(config, tokenizer_digest)
+    finding, tokenizer = await check_tokenizer(needs, tokenizer_digest)
     yield finding
-    for server in config.openai:
-        yield await _endpoint(config, server, tokenizer, tokenizer_missing=finding.level == "fail")
+    for server in needs.servers:
+        yield await _endpoint(needs, server, tokenizer, tokenizer_missing=finding.level == "fail")
 
 
-async def check_tokenizer(config: Config, digest: str | None = None) -> tuple[Finding, HubTokenizer | None]:
+async def check_tokenizer(
+    needs: CompletionNeeds, digest: str | None = None
+) -> tuple[Finding, HubTokenizer | None]:
     """(what was found, the tokenizer). `digest`: what that of the run has; None: any will do."""
-    if not any(server.base_url for server in config.openai) and config.env.tokenizer_name is None:
+    if not any(server.base_url for server in needs.servers) and needs.sampling.tokenizer_name is None:
         text = "not checked: set --env.tokenizer_name, or an endpoint and its model's name"
         return warn("tokenizer", text), None
     try:
-        tokenizer = await asyncio.to_thread(find_tokenizer, config.env, config.openai[0].model_name)
+        tokenizer = await asyncio.to_thread(find_tokenizer, needs.sampling, needs.servers[0].model_name)
     except EnvironmentUnusable as error:
         return fail("tokenizer", str(error)), None
     if tokenizer is None:
@@ -58,7 +59,7 @@ async def check_tokenizer(config: Config, digest: str | None = None) -> tuple[Fi
 
 
 async def _endpoint(
-    config: Config, server: OpenAISettings, tokenizer: HubTokenizer | None, *, tokenizer_missing: bool
+    needs: CompletionNeeds, server: OpenAISettings, tokenizer: HubTokenizer | None, *, tokenizer_missing: bool
 ) -> Finding:
     if not server.base_url:
         return warn("endpoint", "no endpoint is set: --openai.base_url URL and --openai.model_name NAME")
@@ -68,9 +69,8 @@ async def _endpoint(
             recorded = Path(server.base_url.removeprefix(REPLAY))
             await asyncio.to_thread(ReplayCompleter.open, recorded)
             return ok("endpoint", f"{where}, which can be replayed")
-        needs = completion_needs(config)
         if tokenizer_missing:
-            needs = replace(needs, sampling=replace(config.env, token_source="auto"))  # noqa: S106 - no password
+            needs = replace(needs, sampling=replace(needs.sampling, token_source="auto"))  # noqa: S106 - no password
         completer = await connect_server(needs, server, tokenizer, notes)
     except NotServing as error:  # the doctor's answer is wanted now
         waits = f"; a run waits {server.startup_timeout:g} s for it" if server.startup_timeout else ""
@@ -85,15 +85,14 @@ async def _endpoint(
     return ok("endpoint", text) if exact and not notes else warn("endpoint", text)
 
 
-async def check_web_tools(config: Config) -> AsyncIterator[Finding]:
+async def check_web_tools(settings: ToolSettings, key: Secret) -> AsyncIterator[Finding]:
     """Asks Tavily for the key's usage, which costs no credit."""
-    if not config.tavily_api_key:
+    if not key:
         yield warn("web tools", "agents get no web tools: set TAVILY_API_KEY for web_search and visit_page")
         return
     from orchestrator.tools.tavily import ServiceFailed, Tavily
 
-    env = config.env
-    service = Tavily(config.tavily_api_key, base_url=env.tavily_base_url, timeout_s=USAGE_TIMEOUT_S, max_calls=1)
+    service = Tavily(key, base_url=settings.tavily_base_url, timeout_s=USAGE_TIMEOUT_S, max_calls=1)
     try:
         usage = await service.usage()
     except ServiceFailed as error:

@@ -12,12 +12,11 @@ from typing import Any
 from orchestrator.engine.health import HealthGate
 from orchestrator.errors import AuthenticationError, OrchestratorError, RolloutError
 from orchestrator.host.base import Host, Hosts, Provision
-from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.outcome import failed
 from orchestrator.rules.plan import next_attempt
+from orchestrator.rules.retries import BEFORE_RETRIES, MAX_AGENT_ERRORS, MAX_EXCUSED, RETRIED
 from orchestrator.rules.waits import first_of, uninterrupted
 from orchestrator.types import (
-    RETRIED,
     Attempt,
     Ended,
     Failed,
@@ -29,12 +28,6 @@ from orchestrator.types import (
 )
 
 log = logging.getLogger(__name__)
-
-MAX_AGENT_ERRORS = 2  # of one rollout: it is tried again once
-BEFORE_RETRIES = Backoff(first_s=0.5, most_s=15.0, spread=0.5)
-MAX_EXCUSED = 5  # so many failures of one rollout can be put down to an outage
-
-_AGAIN = RETRIED | {FailedName.CANCELLED}
 
 Result = Member | Attempt
 
@@ -142,7 +135,7 @@ class Executor:
             sampled = _ungraded(result)
             if sampled is None:
                 results.append(result)
-            if failure is None or failure.name not in _AGAIN:
+            if failure is None or failure.name not in RETRIED:
                 break
             with self._without_slot():
                 excused = host is not None and excuses < MAX_EXCUSED and await host.excuses(failure)

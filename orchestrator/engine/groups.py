@@ -11,11 +11,18 @@ from orchestrator.engine.one_group import GroupMaker
 from orchestrator.rules.plan import sandbox_of
 from orchestrator.rules.waits import first_error, uninterrupted
 from orchestrator.run.earlier import Earlier
+from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.types import BadTask, Group, Task
 
 log = logging.getLogger(__name__)
 
 READY_GROUPS = 16  # finished groups not taken yet; with more, rollouts wait
+
+
+def open_groups(settings: RolloutSettings, sandboxes: int) -> int:
+    """How many groups may be open. auto: one more than sandboxes, as each of these may run the last rollout of
+    another group."""
+    return sandboxes + 1 if settings.max_open_groups is None else settings.max_open_groups
 
 
 class GroupStream:
@@ -72,6 +79,10 @@ class GroupStream:
         Raises an exception group, with every rollout cancelled.
         """
         maker, executor = self._maker, self._executor
+
+        def is_full() -> bool:
+            return self._open >= open_groups(maker.config.env, maker.hosts.capacity) or not executor.has_room()
+
         spec, stopping = maker.config.sandbox_spec(), maker.shared.stopping
         with maker.hosts.following(lambda: math.inf if self._more else executor.waiting, self._wake):
             async with asyncio.TaskGroup() as tg:
@@ -85,18 +96,18 @@ class GroupStream:
                         continue
                     size = draw.size or maker.config.env.group_size
                     with maker.hosts.expecting(sandbox_of(draw.task, spec), size):
-                        while self._open >= maker.open_groups or not executor.has_room():
+                        while is_full():
                             self._room.clear()
                             await self._room.wait()
                     executor.begin(draw.number, size)
                     self._open += 1
                     tg.create_task(self._make(draw.task, draw), name=f"group {draw.number}")
                 self._more = False
-        purse = maker.shared.spending.purse
-        if purse is None or not purse.is_empty:
+        cost_limit = maker.shared.costs.cost_limit
+        if cost_limit is None or not cost_limit.is_empty:
             return
         if self._unfinished or await asyncio.to_thread(lambda: any(map(self._is_work, self._draws))):
-            raise purse.reached
+            raise cost_limit.reached
 
     async def _make(self, task: Task, draw: Draw) -> None:
         try:

@@ -13,8 +13,7 @@ from orchestrator.engine.group import GroupPolicy, run_group
 from orchestrator.engine.health import GROUPS, HealthGate
 from orchestrator.engine.shared import Shared
 from orchestrator.host.base import Hosts, Provision
-from orchestrator.launch.hardening import too_large
-from orchestrator.launch.names import is_path
+from orchestrator.launch.fitting import task_refusal
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.plan import backfill, plan_group, seed_again
@@ -66,24 +65,16 @@ class GroupMaker:
         env = self.config.env
         return GroupFormat.of(env, self.hosts.tokenizer, include_messages=env.include_messages)
 
-    @property
-    def open_groups(self) -> int:
-        """How many groups may be open. Only while open."""
-        return self.config.env.open_groups(self.hosts.capacity)
-
     def agent_spec(self) -> AgentSpec:
         """How agents are built for the model of this run. Only while open. Raises ConfigError."""
         spec = self.config.agent_spec()
         return replace(spec, call_format=call_format(self.config.env, spec, self.hosts.tokenizer))
 
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
-        """The task, or a BadTask: its files are too large for a sandbox, or the launcher takes no such image."""
-        launcher = self.config.env.launcher
-        if not isinstance(task, Task) or launcher == "process":
+        """The task, or a BadTask where the launcher cannot take it."""
+        if not isinstance(task, Task):
             return task
-        reason = too_large(task.attachments, self.config.env.sandbox_memory) if task.attachments else None
-        if task.image is not None and is_path(task.image) and launcher != "oci":
-            reason = "its image is a file, which only the launcher oci takes (--env.launcher oci)"
+        reason = task_refusal(task, self.config.env.launcher, self.config.env.sandbox_memory)
         return BadTask(task.task_id, reason) if reason else task
 
     async def make(
@@ -155,7 +146,7 @@ class GroupMaker:
 
         def started(plan: RolloutPlan, node: str) -> None:
             observer.started(plan, node)
-            shared.spending.begun(plan)
+            shared.costs.begun(plan)
 
         async def recorded(result: Member | Attempt) -> None:
             attempt = result.attempt if isinstance(result, Member) else result
@@ -163,7 +154,7 @@ class GroupMaker:
                 shared.policy.saw_all(turn.completion.sampled_by)
             await observer.recorded(result)
             shared.agent_gate.attempt(attempt)
-            shared.spending.ended(attempt)
+            shared.costs.ended(attempt)
 
         return Executor(
             self.hosts,

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing
 
 from orchestrator.completion.callback import Sampler
-from orchestrator.engine.description import describe
 from orchestrator.engine.draws import Draw, Draws
 from orchestrator.engine.groups import GroupStream
 from orchestrator.engine.one_group import GroupMaker
+from orchestrator.engine.run_json import describe
 from orchestrator.engine.shared import Shared
 from orchestrator.errors import ConfigError, CostReached
 from orchestrator.host.base import Hosts
@@ -110,8 +110,8 @@ class Orchestrator:
     @property
     def cut_short(self) -> bool:
         """Whether `drain` was called while there was work left. For `env.max_cost` CostReached says so."""
-        purse = self.shared.spending.purse
-        return self.stopping and not (purse is not None and purse.is_empty)
+        cost_limit = self.shared.costs.cost_limit
+        return self.stopping and not (cost_limit is not None and cost_limit.is_empty)
 
     async def groups(
         self, tasks: Iterable[Task | BadTask], earlier: Earlier | None = None, *, epoch: int | None = None

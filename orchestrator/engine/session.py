@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from orchestrator.engine.description import describe, summary
 from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.run_json import describe, summary
 from orchestrator.errors import CostReached, RunUnhealthy
 from orchestrator.host.advice import is_new
 from orchestrator.rules.waits import first_error
@@ -75,8 +75,8 @@ class Session:
                 for note in filter(is_new, observer.notes):
                     self.say(f"note: {note}")
                 self.say(summary(maker))
-                if maker.shared.spending.purse is not None:
-                    maker.shared.spending.open(maker.split, self.tally, self._evaluations())
+                if maker.shared.costs.cost_limit is not None:
+                    maker.shared.costs.open(maker.split, self.tally, self._evaluations())
                 yield orchestrator, opened
 
     def _evaluations(self) -> list[Tally]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.completion.callback import Sampler
+from orchestrator.engine.costs import Costs
 from orchestrator.engine.health import AgentGate
-from orchestrator.engine.spending import Spending
 from orchestrator.host.base import Hosts
-from orchestrator.host.needs import HostNeeds
 from orchestrator.host.registry import open_hosts
+from orchestrator.host.setup import HostSetup
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.rules.policy import Policy
 from orchestrator.rules.waits import first_error
@@ -38,7 +38,7 @@ class Shared:
     def __init__(self, config: Config, say: Callable[[str], None]) -> None:
         self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
         self.policy = Policy()
-        self.spending = Spending(config, self._out_of_money)
+        self.costs = Costs(config.openai, config.env, self._out_of_money, held=config.env.cluster == "none")
         self.agent_gate = AgentGate(say)
         self.watchers: list[Listener] = []
         self.stopping = asyncio.Event()
@@ -64,16 +64,16 @@ class Shared:
                 scorer = await open_scorer(
                     config.env, config.judge_api_key, config.startup_timeout, stack, observer.say, meanwhile
                 )
-                needs = HostNeeds(
+                setup = HostSetup(
                     config,
                     observer.notes,
                     observer.say,
                     on_node=observer.node,
                     policy=self.policy,
                     sampler=sampler,
-                    purse=self.spending.purse,
+                    cost_limit=self.costs.cost_limit,
                 )
-                hosts = await open_hosts(needs, stack)
+                hosts = await open_hosts(setup, stack)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
         finally:

@@ -9,8 +9,9 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.engine.description import describe
+from orchestrator.engine.groups import open_groups
 from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.run_json import describe
 from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation
 from orchestrator.rules.observer import Observer
@@ -43,18 +44,20 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     """
     config = evaluation_config(orchestrator.config)
     env = config.env
-    tasks_at_once = min(orchestrator.maker.open_groups, env.max_eval_workers)
+    tasks_at_once = min(open_groups(env, orchestrator.maker.hosts.capacity), env.max_eval_workers)
     config = replace(config, env=replace(env, total_steps=-1, max_open_groups=tasks_at_once))
     observer = Observer(say=orchestrator.observer.say, run_path=directory)
     beside = orchestrator.beside(config, observer, split="eval")
     evaluation = Evaluation(env.group_size, Prices.of(config.openai, env.price_table))
-    with closing(EvaluationFiles(directory, env, resume=(directory / "run.json").exists())) as files:
+    with closing(
+        EvaluationFiles(directory, env, env.data_dir_to_save_evals, resume=(directory / "run.json").exists())
+    ) as files:
         await describe(files.run, beside.maker, tasks.name, files.about)
         observer.writer = files.run
         await measure(beside, tasks, evaluation, files)
         if beside.cut_short:
             return None
-        await files.finish(evaluation, config)
+        await files.finish(evaluation, config.openai[0].model_name, config.sampling())
     return evaluation
 
 

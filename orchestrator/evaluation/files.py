@@ -26,9 +26,8 @@ from orchestrator.run.line import Counted, CountedBadTask
 from orchestrator.run.lines import JsonLines, write_whole
 from orchestrator.run.output import open_directory
 from orchestrator.run.prices import Prices
-from orchestrator.settings.config import Config
-from orchestrator.settings.table import EnvSettings
-from orchestrator.types import Attempt, Ended, Group, Member, last_attempts
+from orchestrator.settings.output import OutputSettings
+from orchestrator.types import Attempt, Ended, Group, Member, Sampling, last_attempts
 
 NAME = "smolagents_eval"
 COMMAND = "evaluate"
@@ -37,7 +36,7 @@ METRICS, SAMPLES = "metrics.json", "samples.jsonl"
 
 class EvaluationFiles:
     """The files of one evaluation. With `resume` it continues the one in `directory`, and `counted` gets every
-    line that is on record there.
+    line that is on record there. `target`: where metrics.json and samples.jsonl go; None: `directory`.
 
     Raises ConfigError, RunLocked.
     """
@@ -47,18 +46,19 @@ class EvaluationFiles:
     def __init__(
         self,
         directory: Path,
-        env: EnvSettings,
+        output: OutputSettings,
+        target: Path | None,
         *,
         resume: bool,
         counted: Callable[[Counted | CountedBadTask], None] = lambda line: None,
     ) -> None:
         self.path = directory
-        self.target = env.data_dir_to_save_evals or directory
+        self.target = target or directory
         check_writable(self.target)
         if resume and read_run(directory).get("command") != COMMAND:
             raise ConfigError(f"env.resume: {directory} holds no evaluation; is it one of `orchestrator process`?")
-        self._env = env
-        self.run = open_directory(env, directory, resume=resume)
+        self._messages = output.include_messages
+        self.run = open_directory(output, directory, resume=resume)
         try:
             # An evaluation has no groups file: recorded attempts are counted again, and none is made again.
             groups = directory / "groups.jsonl"
@@ -80,19 +80,19 @@ class EvaluationFiles:
         def lines() -> list[dict[str, Any]]:
             members = {member.attempt.plan.index: member for member in group.members_G}
             return [
-                sample_line(members.get(attempt.plan.index, attempt), messages=self._env.include_messages)
+                sample_line(members.get(attempt.plan.index, attempt), messages=self._messages)
                 for attempt in last_attempts(group.attempts)
             ]
 
         await self._samples.append(lines)
 
-    async def finish(self, evaluation: Evaluation, config: Config) -> None:
+    async def finish(self, evaluation: Evaluation, model: str, sampling: Sampling) -> None:
         """Writes metrics.json and samples.jsonl to their place. Raises OutputError."""
-        ended, sampling = time.time(), config.sampling()
+        ended = time.time()
         metrics = evaluation.metrics()
         result = {
             "config_general": {
-                "model_name": config.openai[0].model_name,
+                "model_name": model,
                 "total_evaluation_time_seconds": str(ended - evaluation.started),
                 "generation_parameters": {
                     "max_new_tokens": sampling.max_tokens,
@@ -120,13 +120,12 @@ class EvaluationFiles:
         self.run.close()
 
 
-def finished_metrics(env: EnvSettings, prices: Prices | None, tasks: int) -> dict[str, Any]:
-    """The metrics of the evaluation that `env.resume` names; empty unless it is one that ended with every sample
-    of so many tasks, at these prices. The numbers are for display: whoever wrote the folder wrote them."""
-    directory = env.resume
-    if directory is None or read_end(directory).get("state") != "ended" or is_going_on(directory):
+def finished_metrics(directory: Path, target: Path | None, prices: Prices | None, tasks: int) -> dict[str, Any]:
+    """The metrics of the evaluation in `directory`; empty unless it ended with every sample of so many tasks, at
+    these prices. The numbers are for display: whoever wrote the folder wrote them. `target`: as above."""
+    if read_end(directory).get("state") != "ended" or is_going_on(directory):
         return {}
-    description, target = read_description(directory), env.data_dir_to_save_evals or directory
+    description, target = read_description(directory), target or directory
     metrics = numbers(mapping(mapping(small_object(target / METRICS).get("results")).get("all")))
     finished = metrics.get("eval/tasks") == tasks and metrics.get("eval/samples_missing") == 0
     same = description.get("command") == COMMAND and Prices.recorded(description) == prices

@@ -19,41 +19,52 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.local import LocalHost
-from orchestrator.host.needs import HostNeeds, completion_needs
 from orchestrator.host.resources import Resources
 from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
+from orchestrator.host.setup import HostSetup, completion_needs
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.descriptors import make_room
 from orchestrator.launch.make import make_launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.settings.config import Config
+from orchestrator.rules.redact import Secret
+from orchestrator.settings.sandbox import SandboxSettings
+from orchestrator.settings.tools import ToolSettings
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.brought import demand_tool_names
 from orchestrator.tools.functions import Workers
 from orchestrator.types import FailedName, SandboxSpec
 
 
-async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
+async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
     """Opens launcher, image, tokenizer, endpoint and tools of this machine; `stack` closes them. Raises
     ConfigError, EnvironmentUnusable."""
-    config, notes = needs.config, needs.notes
+    config, notes = setup.config, setup.notes
     env, spec = config.env, config.sandbox_spec()
-    equipment = await asyncio.to_thread(equip, env) if needs.equipment is None else needs.equipment
-    tools = await _host_tools(config, stack)
+    equipment = await asyncio.to_thread(equip, env) if setup.equipment is None else setup.equipment
+    workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
+    own = await asyncio.to_thread(brought_host_tools, env.host_tools, workers)
+    # An agent is not told of tools that it cannot use.
+    web = {} if env.agent_kind == "program" else _web_tools(env, config.tavily_api_key, stack)
+    demand_tool_names(web, own)
+    tools = {**web, **own}
     check_team(env.managed_agents, equipment, tools)
-    launcher, channel_directory = _launcher(config, stack, notes)
+    launcher, channel_directory = _launcher(env, stack, notes, localhost_tcp=env.needs_localhost_tcp)
     await _check_launcher(launcher, spec)
     await _remove_leftovers(notes, docker=env.launcher == "docker")
     await asyncio.to_thread(check_tokenizer, env.tokenizer_name, config.openai[0].model_name)
     service = "the OCI runtime" if env.launcher == "oci" else "Docker"
-    breaker = Breaker(service, lambda: launcher.ready(spec), needs.say)
+    breaker = Breaker(service, lambda: launcher.ready(spec), setup.say)
     # The pool makes its first sandboxes while the tokenizer loads.
-    pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, breaker))
+    # A resumed run may have nothing left to do: no sandbox is made ahead.
+    head_start = 0 if env.resume else env.max_concurrent_sandboxes
+    if env.total_steps > 0:
+        head_start = min(head_start, env.total_steps * env.group_size)
+    pool = await stack.enter_async_context(_pool(env, spec, launcher, channel_directory, breaker, head_start))
     tokenizer = await asyncio.to_thread(find_tokenizer, env, config.openai[0].model_name)
     # Last, as it may take minutes: what fails at once has failed by now.
-    completer, why_text = await _completer(needs, tokenizer, stack)
+    completer, why_text = await _completer(setup, tokenizer, stack)
     resources = Resources(
         launcher,
         completer,
@@ -64,7 +75,7 @@ async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
         equipment=equipment,
         control=EndpointControl(completer, tokenizer),
         why_text=why_text,
-        purse=needs.purse,
+        cost_limit=setup.cost_limit,
     )
     return LocalHost(
         resources,
@@ -75,42 +86,44 @@ async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
             FailedName.DOCKER_ERROR: breaker,
             FailedName.LAUNCH_ERROR: breaker,
             FailedName.SANDBOX_LOST: breaker,
-            FailedName.LLM_ERROR: Breaker("the inference endpoint", _endpoint_question(needs), needs.say),
+            FailedName.LLM_ERROR: Breaker("the inference endpoint", _endpoint_question(setup), setup.say),
         },
     )
 
 
 async def _completer(
-    needs: HostNeeds, tokenizer: HubTokenizer | None, stack: AsyncExitStack
+    setup: HostSetup, tokenizer: HubTokenizer | None, stack: AsyncExitStack
 ) -> tuple[Completer, str]:
     """(the completer, why it asks for text; empty: it asks for ids)."""
-    config = needs.config
-    if needs.sampler is None:
-        wait = needs.on_wait or wait_sayer(needs.say)
-        return await open_completer(completion_needs(config), tokenizer, stack, needs.notes, wait, needs.policy)
+    config = setup.config
+    if setup.sampler is None:
+        wait = setup.on_wait or wait_sayer(setup.say)
+        return await open_completer(completion_needs(config), tokenizer, stack, setup.notes, wait, setup.policy)
     assert tokenizer is not None  # the registry has refused a sampler without one
-    needs.notes.append("completions are sampled by the program itself")
+    setup.notes.append("completions are sampled by the program itself")
     server = config.openai[0]
     return CallbackCompleter(
-        needs.sampler, tokenizer, model=server.model_name, timeout_s=server.timeout, policy=needs.policy
+        setup.sampler, tokenizer, model=server.model_name, timeout_s=server.timeout, policy=setup.policy
     ), ""
 
 
-def _endpoint_question(needs: HostNeeds) -> Callable[[], Awaitable[None]]:
+def _endpoint_question(setup: HostSetup) -> Callable[[], Awaitable[None]]:
     """Asks the run's endpoints without sampling. A program that samples itself, and a recording, are never
     away."""
-    endpoints = completion_needs(needs.config).endpoints() if needs.sampler is None else []
+    endpoints = completion_needs(setup.config).endpoints() if setup.sampler is None else []
     return lambda: one_answers(endpoints)
 
 
 def _pool(
-    config: Config,
+    settings: SandboxSettings,
+    spec: SandboxSpec,
     launcher: Launcher,
     channel_directory: Callable[[], AbstractContextManager[Path]],
     breaker: Breaker,
+    head_start: int,
 ) -> WarmPool[ParkedSandbox]:
     """The pool that all sandboxes of a run come from."""
-    env, ramp = config.env, Ramp()
+    ramp = Ramp()
 
     def park(spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         return parked_sandbox(spec, launcher, channel_directory, ramp)
@@ -119,48 +132,33 @@ def _pool(
         await breaker.away()
         await breaker.passed()
 
-    # A resumed run may have nothing left to do: no sandbox is made ahead.
-    rollouts = 0 if env.resume else env.max_concurrent_sandboxes
-    if env.total_steps > 0:
-        rollouts = min(rollouts, env.total_steps * env.group_size)
     return WarmPool(
         park,
-        config.sandbox_spec(),
-        leased=env.max_concurrent_sandboxes,
-        warm=env.most_warm,
-        head_start=rollouts,
+        spec,
+        leased=settings.max_concurrent_sandboxes,
+        warm=settings.most_warm,
+        head_start=head_start,
         recovered=recovered,
     )
 
 
-async def _host_tools(config: Config, stack: AsyncExitStack) -> dict[str, HostTool]:
-    """The web tools and the operator's own, by name. Raises ConfigError."""
-    env = config.env
-    workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
-    own = await asyncio.to_thread(brought_host_tools, env.host_tools, workers)
-    web = _web_tools(config, stack)
-    demand_tool_names(web, own)
-    return {**web, **own}
-
-
-def _web_tools(config: Config, stack: AsyncExitStack) -> Mapping[str, HostTool]:
-    """The web tools; empty without a key, and for programs: an agent is not told of tools it cannot use."""
-    if not config.tavily_api_key or config.env.agent_kind == "program":
+def _web_tools(settings: ToolSettings, key: Secret, stack: AsyncExitStack) -> Mapping[str, HostTool]:
+    """The web tools; empty without a key."""
+    if not key:
         return {}
     from orchestrator.tools.rules import WebRules
     from orchestrator.tools.tavily import Tavily
     from orchestrator.tools.web import web_tools
 
-    env = config.env
     service = Tavily(
-        config.tavily_api_key,
-        base_url=env.tavily_base_url,
-        timeout_s=env.tool_timeout,
-        max_calls=env.max_concurrent_tool_calls,
+        key,
+        base_url=settings.tavily_base_url,
+        timeout_s=settings.tool_timeout,
+        max_calls=settings.max_concurrent_tool_calls,
     )
     stack.push_async_callback(service.aclose)
-    rules = WebRules(env.web_deny_hosts, env.web_deny_words)
-    return web_tools(service, rules, fail_rollouts=env.fail_on_tool_error)
+    rules = WebRules(settings.web_deny_hosts, settings.web_deny_words)
+    return web_tools(service, rules, fail_rollouts=settings.fail_on_tool_error)
 
 
 async def _check_launcher(launcher: Launcher, spec: SandboxSpec) -> None:
@@ -185,23 +183,22 @@ async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
 
 
 def _launcher(
-    config: Config, stack: AsyncExitStack, notes: list[str]
+    settings: SandboxSettings, stack: AsyncExitStack, notes: list[str], *, localhost_tcp: bool
 ) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]]]:
     """(launcher, maker of the directories of sandboxes' sockets)."""
-    env = config.env
-    sandboxes = env.max_concurrent_sandboxes + env.most_warm
+    sandboxes = settings.max_concurrent_sandboxes + settings.most_warm
     if note := make_room(sandboxes):
         notes.append(note)
     run_id = secrets.token_hex(8)
-    if env.waive_hardening:
-        notes.append(f"not demanded of sandboxes, as you asked: {', '.join(sorted(env.waive_hardening))}")
+    if settings.waive_hardening:
+        notes.append(f"not demanded of sandboxes, as you asked: {', '.join(sorted(settings.waive_hardening))}")
     launcher = make_launcher(
-        env.launcher,
+        settings.launcher,
         run_id,
         max_sandboxes=sandboxes,
-        waived=frozenset(env.waive_hardening),
-        allow_localhost_tcp=env.needs_localhost_tcp,
-        oci_runtime=env.oci_runtime,
+        waived=frozenset(settings.waive_hardening),
+        allow_localhost_tcp=localhost_tcp,
+        oci_runtime=settings.oci_runtime,
         advise=notes.append,
     )
     stack.push_async_callback(launcher.aclose)

@@ -4,24 +4,24 @@ from contextlib import AsyncExitStack
 
 from orchestrator.errors import ConfigError
 from orchestrator.host.base import Hosts
-from orchestrator.host.needs import HostNeeds
 from orchestrator.host.open import open_local
-from orchestrator.settings.config import Config
+from orchestrator.host.setup import HostSetup
 
 
-async def open_hosts(needs: HostNeeds, stack: AsyncExitStack) -> Hosts:
+async def open_hosts(setup: HostSetup, stack: AsyncExitStack) -> Hosts:
     """This machine, or the nodes of a cluster; `stack` closes them. Raises ConfigError, EnvironmentUnusable."""
-    if needs.sampler is not None:
-        _check_sampler(needs.config)
-    if needs.config.env.cluster == "ray":
+    if setup.sampler is not None:
+        _check_sampler(setup)
+    if setup.config.env.cluster == "ray":
         from orchestrator.cluster.nodes import open_nodes
 
-        return await open_nodes(needs, stack)
-    return await open_local(needs, stack)
+        return await open_nodes(setup, stack)
+    return await open_local(setup, stack)
 
 
-def _check_sampler(config: Config) -> None:
+def _check_sampler(setup: HostSetup) -> None:
     """Raises ConfigError for settings that contradict completions sampled by the program itself."""
+    config = setup.config
     if any(server.base_url for server in config.openai):
         raise ConfigError("openai.base_url: the program samples the completions itself; leave it out")
     if config.env.cluster != "none":

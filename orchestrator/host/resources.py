@@ -12,7 +12,7 @@ from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.proxy.lease import Lease
-from orchestrator.rules.purse import Purse
+from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.tools.base import HostTool
 from orchestrator.types import SandboxSpec
 
@@ -23,7 +23,7 @@ class Resources:
 
     Without a `pool` each rollout makes its own sandbox. `control`: shared, so that few control questions are
     asked; None: each rollout has its own. `why_text`: why the endpoint is asked for text; empty: it takes ids.
-    `leases`: of the rollouts under way. `purse`: what all their completions may cost; None: there is no limit."""
+    `leases`: of the rollouts under way. `cost_limit`: of all their completions; None: there is none."""
 
     launcher: Launcher
     completer: Completer
@@ -35,7 +35,7 @@ class Resources:
     control: EndpointControl | None = None
     why_text: str = ""
     leases: set[Lease] = field(default_factory=set)
-    purse: Purse | None = None
+    cost_limit: CostLimit | None = None
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         """A sandbox for one rollout, from the pool if there is one."""

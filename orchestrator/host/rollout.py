@@ -39,7 +39,7 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
             resources.equipment,
             output=provision.output,
             control=resources.control,
-            purse=resources.purse,
+            cost_limit=resources.cost_limit,
         )
         box.server.assign(lease)
         resources.leases.add(lease)

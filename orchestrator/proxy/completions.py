@@ -37,7 +37,7 @@ from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, Repl
 from orchestrator.proxy.turns import ReadyPrompt, Turns
 from orchestrator.rules.blame import control_age_s, may_pass, needs_control, verdict
 from orchestrator.rules.control import ControlAnswer
-from orchestrator.rules.purse import Purse
+from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.types import Completion, CompletionKind, RolloutPlan, Tools, Wishes
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Completions:
         *,
         team: Tools,
         control: EndpointControl,
-        purse: Purse | None,
+        cost_limit: CostLimit | None,
         end: Callable[[str, str], str],
     ) -> None:
         """`team`: as for `Turns`. `end` ends the lease with the outcome of this name and with details, and returns
@@ -103,7 +103,7 @@ class Completions:
         self._clock = clock
         self._budgets = budgets
         self._control = control
-        self._purse = purse
+        self._cost_limit = cost_limit
         self._end = end
         self._replies: NumberedCalls[Reply] = NumberedCalls(self.parallel)
         self._running: dict[int, asyncio.Timeout] = {}  # by number
@@ -283,11 +283,11 @@ class Completions:
 
     async def _sampled(self, sampling: _Sampling) -> Reply:
         request = sampling.request
-        if self._purse is None:
+        if self._cost_limit is None:
             return self._kept(sampling, await self._completer.sample(request))
         most = sampling.most_prompt_tokens
         try:
-            async with self._purse.hold(self._plan.rollout_id, most, request.sampling.max_tokens) as settle:
+            async with self._cost_limit.hold(self._plan.rollout_id, most, request.sampling.max_tokens) as settle:
                 try:
                     completion = await self._completer.sample(request)
                 except UnusableSample as error:

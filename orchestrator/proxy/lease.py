@@ -22,8 +22,8 @@ from orchestrator.proxy.completions import Completions
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
 from orchestrator.proxy.once import NumberedCalls
 from orchestrator.proxy.requests import AgentRequest, Reply, ToolReply
+from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.rules.outcome import Refused, Submission
-from orchestrator.rules.purse import Purse
 from orchestrator.rules.redact import redact
 from orchestrator.rules.text import objects_in
 from orchestrator.tools.arguments import recordable
@@ -52,10 +52,10 @@ class Lease:
         *,
         output: OutputRule | None = None,
         control: EndpointControl | None = None,
-        purse: Purse | None = None,
+        cost_limit: CostLimit | None = None,
     ) -> None:
         """`cpu_s` returns the CPU seconds of the sandbox so far, None if unknown. `control`: the run's; None: the
-        lease gets its own. `purse`: the run's; None: completions may cost what they do."""
+        lease gets its own. `cost_limit`: the run's; None: completions may cost what they do."""
         self.plan = plan
         self.tools = tools
         self.equipment = equipment or Equipment()
@@ -74,7 +74,7 @@ class Lease:
             self._budgets,
             team=_team_tools(plan.agent, tools, self.equipment),
             control=self.control,
-            purse=purse,
+            cost_limit=cost_limit,
             end=partial(_refuse, self._ended),  # not a method: no circle that only a garbage collection ends
         )
         self._tool_replies: NumberedCalls[ToolReply] = NumberedCalls()

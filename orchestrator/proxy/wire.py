@@ -206,20 +206,19 @@ def _asked(request: pb.CompleteRequest, json_texts: bytes) -> AgentRequest:
         raise ProtocolError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters are accepted")
     if sum(len(message.calls) for message in request.messages) > MAX_CALLS:
         raise ProtocolError(f"more than {MAX_CALLS} calls of tools in one conversation")
-    steps = tuple(map(_step, request.steps))
-    ask = AgentRequest(
+    steps, refusal = tuple(map(_step, request.steps)), _refusal(request, json_texts)
+    return AgentRequest(
         sequence=request.sequence,
         kind=kind,
-        messages=(),
+        messages=tuple(map(_message, request.messages)) if refusal is None else (),
         stop=tuple(request.stop),
         agent=request.agent,
         steps=steps,
         count_only=request.count_only,
         notes=_notes(request.notes),
+        refusal=refusal,
+        wishes=_wishes(request) if refusal is None else Wishes(),
     )
-    if (refusal := _refusal(request, json_texts)) is not None:
-        return replace(ask, refusal=refusal)
-    return replace(ask, messages=tuple(map(_message, request.messages)), wishes=_wishes(request))
 
 
 def _json_texts(request: pb.CompleteRequest) -> bytes:

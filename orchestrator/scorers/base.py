@@ -12,15 +12,6 @@ NEEDS_NO_ANSWER: Mapping[str | None, tuple[str, ...]] = {"reasoning_gym": ("data
 # Names of the metadata from which a reasoning_gym task is made again.
 MADE_FROM = ("dataset", "seed", "index", "size", "config")
 
-# The weight of each measured part in `combined`.
-COMBINED_WEIGHTS: Mapping[str, float] = {
-    "correctness": 0.50,
-    "format": 0.20,
-    "final_answer": 0.10,
-    "execution": 0.10,
-    "efficiency": 0.10,
-}
-
 
 class Scorer(Protocol):
     """A function of answer, reference answer and record, without any state.

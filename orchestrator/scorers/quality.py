@@ -18,8 +18,8 @@ be able to raise its score.
 import re
 from collections.abc import Mapping
 
-from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.scorers.manners import gives_answer, well_formed
+from orchestrator.scorers.weights import COMBINED_WEIGHTS
 from orchestrator.types import (
     CompletionKind,
     Ended,

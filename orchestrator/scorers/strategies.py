@@ -10,9 +10,10 @@ c is the weight of correctness, .50 unless `env.combined_weights` says otherwise
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.scorers.base import COMBINED_WEIGHTS, MADE_FROM
+from orchestrator.scorers.base import MADE_FROM
 from orchestrator.scorers.correctness import correctness
 from orchestrator.scorers.quality import quality
+from orchestrator.scorers.weights import COMBINED_WEIGHTS
 from orchestrator.types import Completion, Ended, EndedName, Record, RolloutPlan, Score, Task
 
 STRATEGIES = ("basic", "correctness", "combined")

@@ -74,9 +74,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
     max_open_groups: int | None = row(
         None,
         Integer(1, 100_000),
-        "groups begun and not ended; auto: max_concurrent_sandboxes + 1, so that no sandbox idles while a group "
-        "waits for its last rollouts. The price: finished rollouts stay in memory until their group ends, and "
-        "in `serve` are of an older policy by then",
+        "groups begun and not ended; auto: max_concurrent_sandboxes + 1; docs/performance.md",
         resume=Resume.FREE,
         unset=AUTO,
         commands=RUNS,
@@ -92,8 +90,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         None,
         Choice(("main_line", "all_segments")),
         "main_line: one line of ids per rollout; all_segments: plans, rewritten histories and what was asked "
-        "aside too, in groups files as groups of their own; auto: every line of a program where a trainer takes "
-        "several lines of a rollout, otherwise the main line",
+        "aside too; auto: as the trainer can take; docs/training.md",
         unset=AUTO,
         commands=("process", "serve", "rescore", "export"),
         from_run=("export", "rescore"),
@@ -101,8 +98,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
     main_line: MainLine | None = row(
         None,
         Choice(get_args(MainLine)),
-        "of a program: which line is trained where a rollout has one: the one with the most sampled tokens, that "
-        "of the first or last completion, or the first whose request has the task's question; auto: longest",
+        "of a program: which line is trained where a rollout has one; auto: longest; docs/training.md",
         unset=AUTO,
         only_for="program",
     )

@@ -18,6 +18,7 @@ from orchestrator.run.files import RUN_FILE, groups_file_of, read_run
 from orchestrator.run.proof import is_own
 from orchestrator.settings.row import Entry, Layer, Resume, Setting, put
 from orchestrator.settings.table import SECTIONS
+from orchestrator.tasks import may_bring_images
 
 MODEL = "openai.model_name"
 ADDRESS = "openai.base_url"
@@ -164,9 +165,9 @@ def _is_code(value: object) -> bool:
 
 
 def _brings_images(key: str, value: object, env: Layer) -> bool:
-    """Whether the value names a data set whose rows may bring images as files: then it chooses what code runs."""
-    files = isinstance(value, str) and value.startswith(("jsonl:", "csv:"))
-    return key == DATASET and files and LAUNCHER in env and env[LAUNCHER].value == "oci"
+    """Whether the value names a data set whose rows may bring images that this launcher takes."""
+    brings = key == DATASET and isinstance(value, str) and may_bring_images(value)
+    return brings and LAUNCHER in env and env[LAUNCHER].value == "oci"
 
 
 def _is_inside(path: Path, directory: Path) -> bool:

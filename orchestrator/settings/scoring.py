@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.errors import ConfigError
-from orchestrator.scorers.base import COMBINED_WEIGHTS
+from orchestrator.scorers.weights import COMBINED_WEIGHTS
 from orchestrator.settings.json_kinds import Table
 from orchestrator.settings.kinds import MAX_TOKENS, OBJECT, URL, Flag, Integer, Number, Text, forms, seconds
 from orchestrator.settings.row import RUNS, Resume, row

@@ -55,7 +55,7 @@ def load_config(
 
 def load_tasks(config: Config) -> Source:
     """The tasks that a program's settings name: `env.dataset` without what is held out. Raises ConfigError."""
-    from orchestrator.tasks.demand import tasks_to_train
+    from orchestrator.tasks.no_tasks import tasks_to_train
 
     return tasks_to_train(config.env)
 

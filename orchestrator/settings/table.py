@@ -47,11 +47,6 @@ class EnvSettings(
     It is each of its sections: a room takes the one that it reads.
     """
 
-    def open_groups(self, sandboxes: int) -> int:
-        """How many groups may be open. auto: one more than sandboxes, as each of these may run the last rollout of
-        another group."""
-        return sandboxes + 1 if self.max_open_groups is None else self.max_open_groups
-
     @property
     def needs_localhost_tcp(self) -> bool:
         """A program finds its completions at a port of its sandbox's loopback device."""

@@ -57,6 +57,11 @@ def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns
     raise ConfigError(f"env.dataset: {dataset!r} is not understood; valid are {GRAMMAR}")
 
 
+def may_bring_images(dataset: str) -> bool:
+    """Whether rows of this data set may name images that are files beside it: then it chooses what code runs."""
+    return dataset.startswith(("jsonl:", "csv:"))
+
+
 def _path(text: str) -> Path:
     try:
         return path_of(text)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.engine.description import no_sampled_ids
+from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.engine.sync import SyncOrchestrator
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.rules.observer import Observer
 from orchestrator.run.rows import Row
-from orchestrator.settings.config import Config
+from orchestrator.settings.sampling import SamplingSettings
 from orchestrator.types import BadTask, Message, Task
 
 log = logging.getLogger(__name__)
@@ -179,26 +179,31 @@ def answer(rows: Sequence[Row], ends: Sequence[int], pad: int, *, with_logprobs:
 # ---------------------------------------------------------------- settings of both sides
 
 
-def demand_agreement(config: Config, args: Any, mode: LogprobsMode, *, uses_logprobs: bool) -> bool:
+def demand_agreement(
+    group_size: int, sampling: SamplingSettings, args: Any, mode: LogprobsMode, *, uses_logprobs: bool
+) -> bool:
     """Whether the endpoint's log-probs are what TRL calls so: of logits divided by the sampling temperature.
 
     `args`: TRL's arguments. Raises ConfigError where the policy that is trained is not the one that is sampled
     from, and for log-probs that TRL uses and that are not what it calls so.
     """
-    env = config.env
-    both = ("group_size", "num_generations"), ("temperature", "temperature"), ("top_p", "top_p")
-    for ours, theirs in both:
-        if (one := getattr(env, ours)) != (other := getattr(args, theirs)):
+    both = (
+        ("group_size", group_size, "num_generations"),
+        ("temperature", sampling.temperature, "temperature"),
+        ("top_p", sampling.top_p, "top_p"),
+    )
+    for ours, one, theirs in both:
+        if one != (other := getattr(args, theirs)):
             raise ConfigError(f"env.{ours} is {one:g} and TRL's {theirs} {other:g}; set both alike")
     for name, neutral in (("top_k", (0, -1, None)), ("min_p", (0, None)), ("repetition_penalty", (1,))):
         if (other := getattr(args, name)) not in neutral:
             raise ConfigError(f"TRL's {name} {other:g}: rollouts are sampled without it; leave it out")
-    fits = mode == "processed" or env.temperature == 1.0
+    fits = mode == "processed" or sampling.temperature == 1.0
     if uses_logprobs and not fits:
         raise ConfigError(
-            f'env.temperature {env.temperature:g} with logprobs_mode "raw": TRL compares with log-probs at that '
-            "temperature; sample at temperature 1, or start vLLM with --logprobs-mode processed_logprobs and set "
-            'logprobs_mode "processed"'
+            f'env.temperature {sampling.temperature:g} with logprobs_mode "raw": TRL compares with log-probs at '
+            "that temperature; sample at temperature 1, or start vLLM with --logprobs-mode processed_logprobs "
+            'and set logprobs_mode "processed"'
         )
     return fits
 
@@ -272,7 +277,8 @@ class _Rollouts:
                 "use_vllm=False: TRL does not update an endpoint, so it would go on with its first weights; set "
                 'use_vllm=True and vllm_mode="server", or give rollout_func an `update`'
             )
-        return demand_agreement(self._orchestrator.config, args, self._mode, uses_logprobs=uses)
+        env = self._orchestrator.config.env
+        return demand_agreement(env.group_size, env, args, self._mode, uses_logprobs=uses)
 
     def _begin(self, trainer: Any) -> None:
         """A call of a training step begins; the first one updates the endpoint."""

@@ -21,7 +21,7 @@ from orchestrator.completion.endpoints import endpoint
 from orchestrator.completion.http import HttpClient
 from orchestrator.engine.sync import SyncOrchestrator
 from orchestrator.errors import ConfigError, RecordError, RunUnhealthy
-from orchestrator.host.needs import completion_needs
+from orchestrator.host.setup import completion_needs
 from orchestrator.run.rows import Row
 from orchestrator.trainers.trl import LogprobsMode, Prompts, demand_agreement, demand_ids, trained_score
 from orchestrator.types import BadTask, Group, Message, Task
@@ -94,7 +94,7 @@ class RolloutWorker:
             raise ConfigError("env.total_steps: the trainer says when it has enough; leave it at -1")
         if len(config.openai) != 1:
             raise ConfigError("openai: TRL updates one server; name that one alone")
-        demand_agreement(config, args, logprobs_mode, uses_logprobs=True)
+        demand_agreement(config.env.group_size, config.env, args, logprobs_mode, uses_logprobs=True)
         self.rollout_buffer = RolloutBuffer(args.queue_maxsize)
         self.metrics_queue: queue.Queue[dict[str, float | tuple[float, float]]] = queue.Queue()
         self._tasks = list(tasks)

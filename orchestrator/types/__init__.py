@@ -15,7 +15,6 @@ from orchestrator.types.messages import (
     shared,
 )
 from orchestrator.types.outcomes import (
-    RETRIED,
     Attempt,
     Ended,
     EndedName,
@@ -42,7 +41,6 @@ from orchestrator.types.tasks import Attachment, BadTask, Task
 
 __all__ = [
     "MAX_PARALLEL_COMPLETIONS",
-    "RETRIED",
     "AgentKind",
     "AgentSpec",
     "Attachment",

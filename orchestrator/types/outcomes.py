@@ -37,18 +37,6 @@ class FailedName(StrEnum):
     CANCELLED = "cancelled"
 
 
-RETRIED = frozenset(  # AGENT_ERROR once at most: a program that fails without a completion fails again, as a rule
-    {
-        FailedName.LLM_ERROR,
-        FailedName.TOOL_ERROR,
-        FailedName.LAUNCH_ERROR,
-        FailedName.SANDBOX_LOST,
-        FailedName.DOCKER_ERROR,
-        FailedName.AGENT_ERROR,
-    }
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The rollout ended in a way that is scored. `detail` names the limit for `budget`."""

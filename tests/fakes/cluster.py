@@ -16,7 +16,7 @@ from orchestrator.cluster.remote import ListedNode, NodeLost
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait
 from orchestrator.doctor.finding import Finding
-from orchestrator.host.needs import HostNeeds
+from orchestrator.host.setup import HostSetup
 from orchestrator.rules.policy import Policy, Served
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
@@ -218,10 +218,10 @@ async def nodes_of(
     config = Config(env=EnvSettings(**{**settings, "cluster": "ray", **env}))
     opening = Opening(config, Equipment(), None, software())
     images = images or SavedImages(Path("none"))
-    needs = HostNeeds(
+    setup = HostSetup(
         config, told.notes, told.said.append, on_node=told.node, policy=Policy() if policy is None else policy
     )
-    nodes = Nodes(needs, cluster, opening, None, images)
+    nodes = Nodes(setup, cluster, opening, None, images)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(nodes.opened())
         yield nodes

@@ -29,6 +29,7 @@ from orchestrator.types import (
 from tests.fakes.completers import text_completion
 
 CONFIG = Config()
+LIMITS = CONFIG.limits()
 TALK = (Message("system", "You are an agent."), Message("user", "What is 6 times 7?"))
 
 
@@ -38,7 +39,7 @@ def an_agent(**changes: Any) -> AgentSpec:
 
 
 def some_limits(**changes: Any) -> Limits:
-    return replace(CONFIG.limits(), **changes)
+    return replace(LIMITS, **changes)
 
 
 def a_sandbox(image: str, **changes: Any) -> SandboxSpec:

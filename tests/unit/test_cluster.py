@@ -25,7 +25,7 @@ from orchestrator.cluster import members as members_module
 from orchestrator.cluster import node as node_module
 from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.image import SavedImages
-from orchestrator.cluster.nodes import Nodes, settings_for_nodes
+from orchestrator.cluster.nodes import Nodes
 from orchestrator.cluster.order import (
     Broken,
     Delivery,
@@ -34,6 +34,7 @@ from orchestrator.cluster.order import (
     Pulse,
     differences,
     for_node,
+    settings_for_nodes,
     software,
 )
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
@@ -50,7 +51,7 @@ from orchestrator.errors import (
     SandboxLostError,
 )
 from orchestrator.host.base import Provision
-from orchestrator.host.needs import HostNeeds
+from orchestrator.host.setup import HostSetup
 from orchestrator.launch import channels
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.policy import Policy, Served
@@ -616,10 +617,10 @@ async def test_a_run_that_is_stopped_while_a_node_waits_for_its_endpoint_ends_it
 async def test_a_node_tells_of_its_waits_and_not_of_lines_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
     actor = HostActor()
 
-    async def opens(needs: HostNeeds, stack: object) -> None:
-        assert needs.on_wait is not None
+    async def opens(setup: HostSetup, stack: object) -> None:
+        assert setup.on_wait is not None
         for wait in (*waiting(0.0), *waiting(3.0)):
-            needs.on_wait(wait)
+            setup.on_wait(wait)
         pulses.append(await actor.pulse())
         pulses.append(await actor.pulse())
         raise NotServing("too late")

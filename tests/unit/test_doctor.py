@@ -13,11 +13,14 @@ from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.machine import check_room, check_run_directory, check_temporary
 from orchestrator.doctor.sandboxes import check_sandboxes
 from orchestrator.doctor.services import check_keys, check_services, check_web_tools
+from orchestrator.host.setup import completion_needs
 from orchestrator.launch import channels
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.settings.table import EnvSettings
+from orchestrator.settings.tools import ToolSettings
 from tests.fakes.inference import Fault, Model, ScriptedServer, always
 from tests.fakes.runs import place
 from tests.fakes.tavily import KEY as TAVILY_KEY
@@ -108,7 +111,10 @@ def test_a_tmpdir_where_no_socket_works_fails_with_the_run_s_own_words(monkeypat
 def test_keys_are_named_and_not_shown() -> None:
     hosted = OpenAISettings(base_url="https://user:pass@api.openai.com/v1")
     local = OpenAISettings(base_url="http://localhost:8000/v1", api_key=KEY)
-    findings = [*check_keys(Config(openai=(local, hosted))), *check_keys(Config())]
+    findings = [
+        *check_keys(completion_needs(Config(openai=(local, hosted)))),
+        *check_keys(completion_needs(Config())),
+    ]
     assert levels(findings) == [("keys", "ok"), ("keys", "fail")]
     assert "set OPENAI_API_KEY" in findings[1].text
     assert KEY.reveal() not in repr(findings)
@@ -119,14 +125,14 @@ async def test_an_endpoint_is_asked_no_more_than_the_probes() -> None:
     model = Model(tokenizer_folder(), "scripted", 32_768)
     async with ScriptedServer("vllm", always("x"), model=model, api_key=KEY.reveal()) as server:
         given = config(server.base_url, str(tokenizer_folder()))
-        findings = await all_of(check_services(given))
+        findings = await all_of(check_services(completion_needs(given)))
         assert levels(findings) == [("tokenizer", "ok"), ("endpoint", "ok")]
         assert "exact token ids" in findings[1].text
         assert 1 <= len(server.log.all) <= 3
         assert all(served.probe for served in server.log.all)
         assert KEY.reveal() not in repr(findings)
         other = config(server.base_url, str(tokenizer_folder(900)))
-        findings = await all_of(check_services(other))
+        findings = await all_of(check_services(completion_needs(other)))
         assert levels(findings) == [("tokenizer", "ok"), ("endpoint", "fail")]
         assert "--env.tokenizer_name" in findings[1].text
 
@@ -134,7 +140,7 @@ async def test_an_endpoint_is_asked_no_more_than_the_probes() -> None:
 async def test_an_endpoint_without_ids_works_with_something_to_know() -> None:
     model = Model(tokenizer_folder(), "scripted", 32_768)
     async with ScriptedServer("openai", always("x"), model=model) as server:
-        findings = await all_of(check_services(config(server.base_url, "none")))
+        findings = await all_of(check_services(completion_needs(config(server.base_url, "none"))))
     assert levels(findings) == [("tokenizer", "warn"), ("endpoint", "warn")]
     assert "text only" in findings[1].text
 
@@ -144,7 +150,7 @@ async def test_an_endpoint_is_not_called_text_only_when_only_the_tokenizer_is_mi
     async with ScriptedServer("vllm", always("x"), model=model) as server:
         for source in ("auto", "exact"):
             given = config(server.base_url, str(tmp_path / "none"), token_source=source)
-            findings = await all_of(check_services(given))
+            findings = await all_of(check_services(completion_needs(given)))
             assert levels(findings) == [("tokenizer", "fail"), ("endpoint", "warn")]
             assert findings[1].text.endswith("without a tokenizer it was not asked for token ids")
 
@@ -152,7 +158,7 @@ async def test_an_endpoint_is_not_called_text_only_when_only_the_tokenizer_is_mi
 async def test_a_loading_endpoint_is_not_waited_for_and_it_is_said_that_a_run_does() -> None:
     model = Model(tokenizer_folder(), "scripted", 32_768)
     async with ScriptedServer("llamacpp", always("x"), model=model, loading=lambda path: Fault("503")) as server:
-        findings = await all_of(check_services(config(server.base_url, str(tokenizer_folder()))))
+        findings = await all_of(check_services(completion_needs(config(server.base_url, str(tokenizer_folder())))))
         assert len(server.log.all) == 1
     assert levels(findings) == [("tokenizer", "ok"), ("endpoint", "fail")]
     assert "does not serve: HTTP 503" in findings[1].text
@@ -160,27 +166,29 @@ async def test_a_loading_endpoint_is_not_waited_for_and_it_is_said_that_a_run_do
 
 
 async def test_what_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
-    findings = await all_of(check_services(config("http://127.0.0.1:1/v1", "/no/such/folder")))
+    findings = await all_of(check_services(completion_needs(config("http://127.0.0.1:1/v1", "/no/such/folder"))))
     assert levels(findings) == [("tokenizer", "fail"), ("endpoint", "fail")]
     assert "start it or set --openai.base_url" in findings[1].text
-    findings = await all_of(check_services(config()))
+    findings = await all_of(check_services(completion_needs(config())))
     assert levels(findings) == [("tokenizer", "warn"), ("endpoint", "warn")]
-    findings = await all_of(check_services(config(f"replay:{tmp_path}", str(tokenizer_folder()))))
+    findings = await all_of(
+        check_services(completion_needs(config(f"replay:{tmp_path}", str(tokenizer_folder()))))
+    )
     assert findings[1].level == "fail"
     assert "no recorded run" in findings[1].text
-    [finding] = await all_of(check_sandboxes(config(launcher="process")))
+    [finding] = await all_of(check_sandboxes(SandboxSettings(launcher="process"), Config().sandbox_spec()))
     assert finding.level == "warn"
 
 
 async def test_tavily_is_asked_for_its_usage_and_for_nothing_else() -> None:
-    [without] = await all_of(check_web_tools(Config()))
+    [without] = await all_of(check_web_tools(ToolSettings(), Secret()))
     assert without.level == "warn"
     async with FakeTavily() as service:
         env = EnvSettings(tavily_base_url=service.url)
-        [good] = await all_of(check_web_tools(Config(env=env, tavily_api_key=Secret(TAVILY_KEY))))
-        [bad] = await all_of(check_web_tools(Config(env=env, tavily_api_key=Secret("tvly-other-key"))))
+        [good] = await all_of(check_web_tools(env, Secret(TAVILY_KEY)))
+        [bad] = await all_of(check_web_tools(env, Secret("tvly-other-key")))
         assert service.asked == []
-    [away] = await all_of(check_web_tools(Config(env=env, tavily_api_key=Secret(TAVILY_KEY))))
+    [away] = await all_of(check_web_tools(env, Secret(TAVILY_KEY)))
     assert (good.level, bad.level, away.level) == ("ok", "fail", "fail")
     assert "500 of 15000 credits" in good.text
     assert "check TAVILY_API_KEY" in bad.text

@@ -380,16 +380,16 @@ async def test_our_own_failures_are_written_as_missing(tmp_path: Path) -> None:
 
 
 async def test_files_go_where_asked_over_older_ones_and_not_into_another_kind_of_run(tmp_path: Path) -> None:
-    env = EnvSettings(data_dir_to_save_evals=tmp_path / "evals")
+    env = EnvSettings()
     (tmp_path / "evals").mkdir()
     (tmp_path / "evals" / "metrics.json").write_text("older")
-    with closing(EvaluationFiles(tmp_path / "run", env, resume=False)) as files:
-        await files.finish(measured(), Config(env=env))
+    with closing(EvaluationFiles(tmp_path / "run", env, tmp_path / "evals", resume=False)) as files:
+        await files.finish(measured(), "m", Config().sampling())
     assert json.loads((tmp_path / "evals" / "metrics.json").read_text())["results"]["all"]["eval/tasks"] == 0
     assert (tmp_path / "evals" / "samples.jsonl").read_text() == ""
     (tmp_path / "run" / "run.json").write_text(json.dumps({"config": {}, "command": "process"}))
     with pytest.raises(ConfigError, match="holds no evaluation"):
-        EvaluationFiles(tmp_path / "run", env, resume=True)
+        EvaluationFiles(tmp_path / "run", env, None, resume=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
-        EvaluationFiles(tmp_path / "run2", EnvSettings(data_dir_to_save_evals=tmp_path / "file"), resume=False)
+        EvaluationFiles(tmp_path / "run2", env, tmp_path / "file", resume=False)

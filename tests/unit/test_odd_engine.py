@@ -239,7 +239,10 @@ async def findings(engine: OddEngine, info: Mapping[str, object], waived: tuple[
     """What doctor says of an Engine without an image."""
     engine.answers |= {"/info": {**INFO, **info}}
     config = Config(env=EnvSettings(waive_hardening=waived))
-    return [f"{found.level} {found.what}: {found.text}" async for found in check_sandboxes(config)]
+    return [
+        f"{found.level} {found.what}: {found.text}"
+        async for found in check_sandboxes(config.env, config.sandbox_spec())
+    ]
 
 
 async def test_podman_is_refused_with_what_it_lacks_and_what_to_use(engine: OddEngine) -> None:

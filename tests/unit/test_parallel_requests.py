@@ -18,8 +18,8 @@ from orchestrator.proxy.completions import MAX_GIVEN_UP
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.requests import AgentRequest, Reply
+from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.rules.outcome import Refused
-from orchestrator.rules.purse import Purse
 from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.types import (
@@ -381,14 +381,14 @@ async def test_what_is_sampled_when_the_result_comes_is_cut(endpoint: HeldEndpoi
 
 async def test_giving_up_costs_as_much_as_the_completion_could_have(endpoint: HeldEndpoint) -> None:
     """A service may take money for what was sampled and not read."""
-    purse = Purse(1_000.0, lambda _, prompt, sampled: float(prompt + sampled), lambda: None)
+    cost_limit = CostLimit(1_000.0, lambda _, prompt, sampled: float(prompt + sampled), lambda: None)
     plan = a_plan(agent=an_agent(kind="program", max_steps=100))
-    lease = Lease(plan, endpoint, endpoint.tokenizer, {}, purse=purse)
+    lease = Lease(plan, endpoint, endpoint.tokenizer, {}, cost_limit=cost_limit)
     task = await begin(lease, asked(1))
     await settled(lambda: endpoint.begun == [1])
     await lease.completions.give_up(1)
     await task
-    assert purse.spent > endpoint.limits[1]
+    assert cost_limit.spent > endpoint.limits[1]
 
 
 async def test_numbers_that_are_given_up_are_kept_up_to_a_limit(endpoint: HeldEndpoint) -> None:

@@ -22,7 +22,7 @@ from orchestrator.completion.reasoning import TAGS, Tags, opened_by, reasoning_c
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer, tokenizer_here
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.host.needs import completion_needs
+from orchestrator.host.setup import completion_needs
 from orchestrator.report.details import rollout_details
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.line import attempt_line

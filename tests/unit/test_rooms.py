@@ -48,7 +48,7 @@ FROM_OUTSIDE = {  # what lies on disk, and what an agent is equipped with, is re
     "completion.endpoints": {"agents", "settings"},
     "completion.find_tokenizer": {"settings"},
     "scorers.open": {"settings"},
-    "tasks.demand": {"settings"},
+    "tasks.no_tasks": {"settings"},
     "tasks.split": {"settings"},
     "tools.recorded": {"run"},
     "tools.brought": {"agents"},

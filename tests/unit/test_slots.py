@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.engine.group import Unfinished
-from orchestrator.engine.groups import READY_GROUPS
+from orchestrator.engine.groups import READY_GROUPS, open_groups
 from orchestrator.evaluation.evaluate import evaluation_config
 from orchestrator.host.local import LocalHost
 from orchestrator.host.slots import Line
@@ -199,7 +199,11 @@ async def test_groups_that_nobody_takes_hold_the_sandboxes_back() -> None:
         engine.completer.let_all_go()
         async with aclosing(engine.orchestrator.groups(some_tasks(100))) as groups:
             await anext(groups)
-            most = 2 * (1 + READY_GROUPS + engine.orchestrator.maker.open_groups)
+            most = 2 * (
+                1
+                + READY_GROUPS
+                + open_groups(engine.orchestrator.config.env, engine.orchestrator.maker.hosts.capacity)
+            )
             await until(lambda: len(engine.completer.asked) == most)
             await unchanged(lambda: len(engine.completer.asked))
 

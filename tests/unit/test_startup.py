@@ -23,7 +23,7 @@ from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.startup import SAID_EVERY_S, SAMPLES, Wait, WaitLines
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import EnvironmentUnusable, NotServing
-from orchestrator.host.needs import completion_needs
+from orchestrator.host.setup import completion_needs
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.policy import Policy
 from orchestrator.rules.redact import Secret

@@ -1,4 +1,4 @@
-"""A limit of money: what a purse lets through, and which prices it is told."""
+"""A limit of money: what it lets through, and which prices it is told."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import ConfigError, CostReached
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.requests import AgentRequest
+from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.rules.observer import Observer
-from orchestrator.rules.purse import Purse
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
@@ -31,47 +31,47 @@ def cents(rollout_id: str, prompt_tokens: int, sampled_tokens: int) -> float:
 
 
 class Told:
-    """How often a purse said that nothing is to be begun any more."""
+    """How often a limit said that nothing is to be begun any more."""
 
     def __init__(self, most: float) -> None:
         self.count = 0
-        self.purse = Purse(most, cents, self._empty)
+        self.cost_limit = CostLimit(most, cents, self._empty)
 
     def _empty(self) -> None:
         self.count += 1
 
 
 async def test_a_completion_that_could_pass_the_limit_is_not_asked_for() -> None:
-    purse = Told(10.0).purse
-    async with purse.hold("r", 100, 50) as settle:  # at most 6.00
+    cost_limit = Told(10.0).cost_limit
+    async with cost_limit.hold("r", 100, 50) as settle:  # at most 6.00
         settle(100, 10)
-    assert purse.spent == pytest.approx(2.0)
-    async with purse.hold("s", 100, 50) as settle:
+    assert cost_limit.spent == pytest.approx(2.0)
+    async with cost_limit.hold("s", 100, 50) as settle:
         settle(100, 50)
-    assert purse.spent == pytest.approx(8.0)
+    assert cost_limit.spent == pytest.approx(8.0)
     with pytest.raises(CostReached, match=r"env\.max_cost: completions have cost 8\.0000 of 10"):
-        async with purse.hold("t", 100, 11):
+        async with cost_limit.hold("t", 100, 11):
             pass
-    async with purse.hold("t", 100, 10):
+    async with cost_limit.hold("t", 100, 10):
         pass
 
 
 async def test_a_completion_waits_for_those_that_may_leave_enough() -> None:
-    purse, asked = Told(10.0).purse, asyncio.Event()
+    cost_limit, asked = Told(10.0).cost_limit, asyncio.Event()
 
     async def other(most: int) -> bool:
-        async with purse.hold("s", 100, most):
+        async with cost_limit.hold("s", 100, most):
             asked.set()
         return True
 
-    async with purse.hold("r", 100, 50) as settle:
+    async with cost_limit.hold("r", 100, 50) as settle:
         waiting = asyncio.create_task(other(50))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not asked.is_set()
         settle(100, 10)
     assert await waiting
-    async with purse.hold("r", 100, 50) as settle:
+    async with cost_limit.hold("r", 100, 50) as settle:
         waiting = asyncio.create_task(other(50))
         await asyncio.sleep(0)
         settle(100, 50)
@@ -80,86 +80,86 @@ async def test_a_completion_waits_for_those_that_may_leave_enough() -> None:
 
 
 async def test_what_a_failed_completion_held_is_given_back() -> None:
-    purse = Told(10.0).purse
+    cost_limit = Told(10.0).cost_limit
     for _ in range(5):
         with pytest.raises(ValueError, match="broken"):
-            async with purse.hold("r", 100, 80):
+            async with cost_limit.hold("r", 100, 80):
                 raise ValueError("broken")
-    assert purse.spent == 0
+    assert cost_limit.spent == 0
 
 
-def end(purse: Purse, name: str, cost: float, *, graded: bool = True, held: bool = True) -> None:
+def end(cost_limit: CostLimit, name: str, cost: float, *, graded: bool = True, held: bool = True) -> None:
     """The attempt `name` of the rollout with the name's first letter."""
-    purse.ended(name, name[0], cost, graded=graded, held=held)
+    cost_limit.ended(name, name[0], cost, graded=graded, held=held)
 
 
 def test_no_rollout_is_begun_when_those_under_way_will_use_up_the_rest() -> None:
     told = Told(10.0)
     for name in "abcd":
-        told.purse.begun(name, name[0])
+        told.cost_limit.begun(name, name[0])
     assert told.count == 0, "nothing is known of what a rollout costs"
-    end(told.purse, "a", 2.0)  # 2 spent, three under way and the next one: 10
+    end(told.cost_limit, "a", 2.0)  # 2 spent, three under way and the next one: 10
     assert told.count == 0
-    told.purse.begun("e", "e")
-    assert (told.count, told.purse.is_empty) == (1, True)
-    end(told.purse, "b", 2.0)
+    told.cost_limit.begun("e", "e")
+    assert (told.count, told.cost_limit.is_empty) == (1, True)
+    end(told.cost_limit, "b", 2.0)
     assert told.count == 1
 
 
 def test_what_earlier_processes_spent_counts() -> None:
     told = Told(10.0)
-    told.purse.open(7.0)
-    told.purse.begun("a", "a")
-    end(told.purse, "a", 2.0)
+    told.cost_limit.open(7.0)
+    told.cost_limit.begun("a", "a")
+    end(told.cost_limit, "a", 2.0)
     assert told.count == 1
     used_up = Told(10.0)
-    used_up.purse.open(10.0)
-    assert (used_up.count, used_up.purse.is_empty) == (1, True)
+    used_up.cost_limit.open(10.0)
+    assert (used_up.count, used_up.cost_limit.is_empty) == (1, True)
 
 
 def test_what_other_machines_sampled_is_spent_when_it_is_known() -> None:
-    purse = Told(10.0).purse
+    cost_limit = Told(10.0).cost_limit
     for name in "ab":
-        purse.begun(name, name[0])
-    end(purse, "a", 6.0, held=False)
+        cost_limit.begun(name, name[0])
+    end(cost_limit, "a", 6.0, held=False)
     with pytest.raises(CostReached, match=r"12\.0000 of 10"):
-        end(purse, "b", 6.0, held=False)
+        end(cost_limit, "b", 6.0, held=False)
 
 
 @pytest.mark.parametrize("held", [True, False])
 async def test_an_attempt_that_comes_again_with_its_score_is_paid_once(held: bool) -> None:
-    purse = Told(10.0).purse
-    purse.begun("a0", "a")
+    cost_limit = Told(10.0).cost_limit
+    cost_limit.begun("a0", "a")
     if held:
-        async with purse.hold("a0", 100, 30) as settle:
+        async with cost_limit.hold("a0", 100, 30) as settle:
             settle(100, 30)
-    end(purse, "a0", 4.0, graded=False, held=held)
-    end(purse, "a1", 4.0, held=held)
-    assert purse.spent == pytest.approx(4.0)
+    end(cost_limit, "a0", 4.0, graded=False, held=held)
+    end(cost_limit, "a1", 4.0, held=held)
+    assert cost_limit.spent == pytest.approx(4.0)
 
 
 def test_a_resumed_run_opens_with_what_all_its_records_cost() -> None:
     server = OpenAISettings(model_name="m", prompt_price=1.0, completion_price=1.0)
     orchestrator = Orchestrator(Config(env=EnvSettings(max_cost=10.0), openai=(server,)), Observer())
     training, evaluation = Tally(cost=3.0, ungraded={(1, 0)}), Tally(cost=4.0, ungraded={(2, 1)})
-    orchestrator.shared.spending.open("train", training, [evaluation])
-    purse = orchestrator.shared.spending.purse
-    assert purse is not None
+    orchestrator.shared.costs.open("train", training, [evaluation])
+    cost_limit = orchestrator.shared.costs.cost_limit
+    assert cost_limit is not None
     for place in (("train", 1, 0), ("eval", 2, 1)):
-        purse.ended("graded now", place, 2.0, graded=True, held=True)
-    assert purse.spent == pytest.approx(7.0)
+        cost_limit.ended("graded now", place, 2.0, graded=True, held=True)
+    assert cost_limit.spent == pytest.approx(7.0)
 
 
 async def test_an_evaluation_s_rollouts_with_the_ids_of_others_are_paid_once() -> None:
-    purse = Told(10.0).purse
+    cost_limit = Told(10.0).cost_limit
     for split in ("train", "eval"):
-        purse.begun("g0-r0-a0", (split, 0, 0))
+        cost_limit.begun("g0-r0-a0", (split, 0, 0))
     for _ in range(2):
-        async with purse.hold("g0-r0-a0", 100, 20) as settle:
+        async with cost_limit.hold("g0-r0-a0", 100, 20) as settle:
             settle(100, 20)
     for split in ("eval", "train"):
-        purse.ended("g0-r0-a0", (split, 0, 0), 3.0, graded=True, held=True)
-    assert purse.spent == pytest.approx(6.0)
+        cost_limit.ended("g0-r0-a0", (split, 0, 0), 3.0, graded=True, held=True)
+    assert cost_limit.spent == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["nothing counts", "a tokenizer"])
@@ -170,10 +170,10 @@ async def test_tools_and_formats_in_a_prompt_are_paid_too(known: bool) -> None:
     plan = a_plan()
     plan = replace(plan, agent=replace(plan.agent, kind="program"))
     for wishes in (Wishes(tools=tools), Wishes(response_format=form)):
-        purse = Purse(100 * 0.1 + 2000 * 0.01, cents, lambda: None)
+        cost_limit = CostLimit(100 * 0.1 + 2000 * 0.01, cents, lambda: None)
         completer = ScriptedCompleter(["hello"])
         completer.guides = True
-        lease = Lease(plan, completer, WordTokenizer() if known else None, {}, purse=purse)
+        lease = Lease(plan, completer, WordTokenizer() if known else None, {}, cost_limit=cost_limit)
         reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK, wishes=wishes), b"1")
         assert reply.ended == FailedName.CANCELLED
         assert isinstance(lease.completions.fatal, CostReached)
@@ -181,11 +181,11 @@ async def test_tools_and_formats_in_a_prompt_are_paid_too(known: bool) -> None:
 
 def test_what_earlier_attempts_cost_is_spent_before_they_get_their_score() -> None:
     told = Told(10.0)
-    told.purse.open(9.0, ["a"])
-    end(told.purse, "a1", 4.0)
-    assert told.purse.spent == pytest.approx(9.0)
-    end(told.purse, "a2", 0.5, held=False)
-    assert told.purse.spent == pytest.approx(9.5), "the next attempt of that place is another one"
+    told.cost_limit.open(9.0, ["a"])
+    end(told.cost_limit, "a1", 4.0)
+    assert told.cost_limit.spent == pytest.approx(9.0)
+    end(told.cost_limit, "a2", 0.5, held=False)
+    assert told.cost_limit.spent == pytest.approx(9.5), "the next attempt of that place is another one"
 
 
 def priced(table: Path, *models: str) -> Prices | None:

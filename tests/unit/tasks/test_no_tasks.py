@@ -11,7 +11,7 @@ import pytest
 from orchestrator.errors import ConfigError
 from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
-from orchestrator.tasks.demand import tasks_to_evaluate, tasks_to_train
+from orchestrator.tasks.no_tasks import tasks_to_evaluate, tasks_to_train
 from orchestrator.types import BadTask, Task
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69\nsize 9\n"

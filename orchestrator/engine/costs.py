@@ -4,36 +4,44 @@ import math
 from collections.abc import Callable, Sequence
 
 from orchestrator.errors import ConfigError
-from orchestrator.rules.purse import Purse
+from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
-from orchestrator.settings.config import Config
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.types import Attempt, RolloutPlan, Split
 
 
-class Spending:
-    """`purse` None: there is no limit, and nothing is counted. `empty` is called once, when no rollout may be
-    begun any more. Raises ConfigError for a limit without prices."""
+class Costs:
+    """`cost_limit` None: there is no limit, and nothing is counted. `empty` is called once, when no rollout may be
+    begun any more. `held`: completions are counted as they are sampled; on a cluster they are not, but when their
+    attempt is on record. Raises ConfigError for a limit without prices."""
 
-    def __init__(self, config: Config, empty: Callable[[], None]) -> None:
-        self.prices = Prices.of(config.openai, config.env.price_table)
-        self.purse: Purse | None = None
-        # Completions that a node of a cluster samples are counted when their attempt is on record.
-        self._held = config.env.cluster == "none"
-        if config.env.max_cost is None:
+    def __init__(
+        self,
+        servers: Sequence[OpenAISettings],
+        settings: RolloutSettings,
+        empty: Callable[[], None],
+        *,
+        held: bool,
+    ) -> None:
+        self.prices = Prices.of(servers, settings.price_table)
+        self.cost_limit: CostLimit | None = None
+        self._held = held
+        if settings.max_cost is None:
             return
         if self.prices is None:
             raise ConfigError(
                 "env.max_cost: needs prices: set openai.prompt_price and openai.completion_price, or "
                 "env.price_table"
             )
-        self.purse = Purse(config.env.max_cost, self.prices.cost, empty)
+        self.cost_limit = CostLimit(settings.max_cost, self.prices.cost, empty)
 
     def open(self, split: Split, tally: Tally, evaluations: Sequence[Tally] = ()) -> None:
         """Counts what earlier processes of the run have spent: `tally` is theirs, `evaluations` that of each
         evaluation they made. If nothing is left, no rollout is begun."""
-        if self.purse is not None:
-            self.purse.open(
+        if self.cost_limit is not None:
+            self.cost_limit.open(
                 tally.cost + math.fsum(one.cost for one in evaluations),
                 [(split, *place) for place in tally.ungraded]
                 + [("eval", *place) for one in evaluations for place in one.ungraded],
@@ -41,15 +49,15 @@ class Spending:
 
     def begun(self, plan: RolloutPlan) -> None:
         """A rollout is begun."""
-        if self.purse is not None:
-            self.purse.begun(plan.rollout_id, _place(plan))
+        if self.cost_limit is not None:
+            self.cost_limit.begun(plan.rollout_id, _place(plan))
 
     def ended(self, attempt: Attempt) -> None:
         """An attempt is on record. Raises CostReached."""
-        if self.purse is not None and self.prices is not None:
+        if self.cost_limit is not None and self.prices is not None:
             plan, cost = attempt.plan, self.prices.cost_of(attempt)
             graded = attempt.ungraded is None
-            self.purse.ended(plan.rollout_id, _place(plan), cost, graded=graded, held=self._held)
+            self.cost_limit.ended(plan.rollout_id, _place(plan), cost, graded=graded, held=self._held)
 
 
 def _place(plan: RolloutPlan) -> tuple[Split, int, int]:

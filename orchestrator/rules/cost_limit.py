@@ -1,6 +1,6 @@
 """What the completions of a run may cost together: no completion is asked for that could take it over the limit.
 
-A purse opens with what an earlier process has spent. When what is under way will probably use up the rest, no
+A limit opens with what an earlier process has spent. When what is under way will probably use up the rest, no
 rollout is begun any more; those that run come to their end. If that guess was wrong, the completion that might
 pass the limit waits for those under way, and raises CostReached if these leave too little.
 """
@@ -15,7 +15,7 @@ from orchestrator.errors import CostReached
 Price = Callable[[str, int, int], float]  # rollout id, prompt tokens, sampled tokens: their cost
 
 
-class Purse:
+class CostLimit:
     """`most`: the limit. `empty` is called once, when no rollout may be begun any more."""
 
     def __init__(self, most: float, price: Price, empty: Callable[[], None]) -> None:

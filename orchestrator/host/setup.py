@@ -1,4 +1,4 @@
-"""What the hosts of a run are opened with, as one value."""
+"""What a host is set up with, as one value: `HostSetup`."""
 
 import logging
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.callback import Sampler
 from orchestrator.completion.endpoints import CompletionNeeds
 from orchestrator.completion.startup import Wait
+from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.rules.policy import Policy
-from orchestrator.rules.purse import Purse
 from orchestrator.settings.config import Config
 
 log = logging.getLogger(__name__)
@@ -21,14 +21,14 @@ def completion_needs(config: Config) -> CompletionNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class HostNeeds:
+class HostSetup:
     """`notes` collects what people should know before the first rollout.
 
     `say`: gets a line when a service goes away or comes back, and while an endpoint is waited for. `on_wait` gets
     such waits instead. `on_node`: a node of a cluster works (None), or why it gets no rollouts. `policy`: which
-    weights a trainer says it serves. `sampler` samples in the place of an endpoint. `purse`: pays the completions
-    that are sampled on this machine; None: there is no limit. `equipment`: what another machine has read from
-    files that this one may not have.
+    weights a trainer says it serves. `sampler` samples in the place of an endpoint. `cost_limit`: of the
+    completions that are sampled on this machine; None: there is none. `equipment`: what another machine has read
+    from files that this one may not have.
     """
 
     config: Config
@@ -38,5 +38,5 @@ class HostNeeds:
     on_node: Callable[[str, str | None], None] = lambda node, away: None
     policy: Policy = field(default_factory=Policy)
     sampler: Sampler | None = None
-    purse: Purse | None = None
+    cost_limit: CostLimit | None = None
     equipment: Equipment | None = None

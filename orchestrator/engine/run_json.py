@@ -1,4 +1,4 @@
-"""What a run is, for run.json and for people."""
+"""What run.json says of a run, and the one line that people get of it."""
 
 from collections.abc import Mapping
 
@@ -47,7 +47,7 @@ def _demand_same(earlier: Mapping[str, object], facts: Mapping[str, object]) -> 
 
 async def _facts(maker: GroupMaker) -> dict[str, object]:
     """Tokenizer, kind of token ids, prices, agent, sandbox."""
-    hosts, prices = maker.hosts, maker.shared.spending.prices
+    hosts, prices = maker.hosts, maker.shared.costs.prices
     tokenizer, description = hosts.tokenizer, await hosts.describe()
     identity = "its own" if maker.config.env.program is None else "that of model-written code"
     spec = maker.agent_spec()

@@ -198,7 +198,7 @@ class TokenLine:
         return appended
 
     def _ended(self, completion: Completion) -> bool:
-        """Whether the model ended the turn itself. SGLang calls an end that is the last token asked for a length."""
+        """Whether the model ended the turn itself. SGLang calls it a length at the last token asked for."""
         tokens = completion.tokens_T or ()
         return bool(tokens) and self._tokenizer.is_end(tokens[-1])
 

@@ -629,7 +629,9 @@ async def test_a_demanded_call_that_was_cut_off_is_not_closed_by_others(qwen: Hu
     for end, segments in (("<|im_end|>", [0, 0]), ("", [0, 1])):
         program = Program(qwen, '{"city": "Rome"}' + end, "Warm.<|im_end|>")
         await program.ask(TASK, wishes=Wishes((TOOL,), "required", "weather"))
-        call = Message("assistant", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>')
+        call = Message(
+            "assistant", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+        )
         await program.ask(TASK, call, Message("tool", "21"), wishes=Wishes((TOOL,)))
         assert program.segments == segments
 

@@ -73,6 +73,11 @@ def test_as_many_stop_strings_are_sent_as_are_taken(words: str, sent: int, befor
     assert changed == replace(OPENAI, most_stops=most)
 
 
+@pytest.mark.parametrize("words", ["messages[0].role must be user", "first message must use the user role"])
+def test_a_role_that_must_be_the_user_s_folds_the_system_message(words: str) -> None:
+    assert after(words) == replace(OPENAI, folds_system=True)
+
+
 def test_a_system_message_is_folded_once_and_only_where_there_is_one() -> None:
     words = "the system role is not supported"
     assert after(words) == replace(OPENAI, folds_system=True)

@@ -25,16 +25,19 @@ _WORDS: Mapping[End, str] = {
         stop stopped eos eos_token eos_found stopped_eos end_turn end_of_turn pause_turn message_stop
         stop_sequence stop_string stop_string_found stop_word stop_words stop_token stop_id stop_criteria_met
         stopped_word word end end_id eot end_of_text endoftext end_of_sequence complete completed finish finished
-        done normal success tool_calls tool_call tool_use tools function_call function_calls
+        done normal success tool_calls tool_call tool_use tools function function_call function_calls
+        eos_token_id eos_id stop_token_id
     """,
     "length": """
         length limit max_tokens max_token max_length max_len max_new_tokens max_output_tokens
         max_completion_tokens max_predicted_tokens_reached maximum_tokens maximum_length model_length max_context
+        max_output max_tokens_reached max_length_reached length_limit length_exceeded overflow context_overflow
         token_limit stopped_limit error_limit context_length context_length_reached context_length_exceeded
         context_window_exceeded model_context_window_exceeded truncated
     """,
     "content_filter": """
         content_filter content_filtered safety recitation language blocklist prohibited_content spii image_safety
+        policy_violation content_policy content_policy_violation safety_violation blocked_by_policy guardrails
         refusal guardrail_intervened guardrail sensitive moderation flagged blocked error_toxic
         malformed_function_call malformed_tool_use malformed_model_output malformed_response
         unexpected_tool_call too_many_tool_calls
@@ -42,9 +45,12 @@ _WORDS: Mapping[End, str] = {
     "aborted": "abort aborted",  # by the server, as for new weights; what was sampled before stands
     "broken_off": """
         cancelled canceled user_cancel user_stopped error failed server_error network_error
+        internal_error internal_server_error system_error interrupted preempted unavailable service_unavailable
+        overloaded engine_overloaded disconnected
         insufficient_system_resource model_unloaded load unload
     """,
-    "out_of_time": "timeout time_limit max_time not_finished",  # as a long text may be
+    # As a long text may be.
+    "out_of_time": "timeout timed_out time_out deadline_exceeded time_limit max_time not_finished",
 }
 _END_OF: Mapping[str, End] = {word: end for end, words in _WORDS.items() for word in words.split()}
 _NO_LETTER = re.compile(r"[^a-z0-9]+")

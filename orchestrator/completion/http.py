@@ -5,6 +5,7 @@ What is posted, and what an answer means, is up to the dialects.
 
 import asyncio
 import json
+import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
@@ -160,8 +161,6 @@ class HttpClient:
                     allow_redirects=False,
                     **self._way_to(url),
                 ) as response:
-                    if response.headers.get("content-encoding", "identity").lower() != "identity":
-                        raise CompletionError("a compressed answer, though it was asked for a plain one")
                     target = urljoin(url, response.headers.get("location", ""))
                     if (
                         response.status in SAME_METHOD
@@ -170,14 +169,16 @@ class HttpClient:
                     ):
                         url, redirects = target, redirects + 1
                         continue
-                    if 300 <= response.status < 400:
+                    if 300 <= response.status < 400 and "location" in response.headers:
                         raise self._moved(response.status, path, target)
-                    if response.status >= 400:
+                    if response.status >= 300:
                         text = await self._text(response)
                         response.close()  # the next try may reach another server behind the same address
                         raise failure(
                             self.endpoint, response.status, text, after=response.headers.get("retry-after")
                         )
+                    if _encoding(response):
+                        raise CompletionError("a compressed answer, though it was asked for a plain one")
                     yield response
                     return
         except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but no request was sent yet
@@ -234,8 +235,12 @@ class HttpClient:
         return f"{self.endpoint.shown} does not speak TLS as https:// needs it: {why}"
 
     async def _text(self, response: aiohttp.ClientResponse) -> str:
-        """The beginning of an error; the rest is not read."""
-        return (await response.content.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
+        """The beginning of an error; the rest is not read. Some gateways compress their errors unasked."""
+        data = await response.content.read(MAX_ERROR_BYTES)
+        if _encoding(response) in ("gzip", "deflate"):
+            with suppress(zlib.error):
+                data = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(data, MAX_ERROR_BYTES)
+        return data.decode("utf-8", "replace")
 
     def _loads(self, data: bytes) -> Any:
         try:
@@ -246,6 +251,11 @@ class HttpClient:
             except (ValueError, RecursionError) as error:
                 begins = self.endpoint.redact(data[:4_096].decode("utf-8", "replace"), 100)
                 raise Unreadable(f"the answer is not JSON: {begins!r}") from error
+
+
+def _encoding(response: aiohttp.ClientResponse) -> str:
+    """How the body is compressed; empty: it is plain."""
+    return response.headers.get("content-encoding", "").strip().lower().removeprefix("identity")
 
 
 def _way_to(url: str) -> dict[str, Any]:

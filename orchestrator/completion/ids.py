@@ -3,17 +3,19 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, answer_bytes
+from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, answer_bytes, fitted, ids_of
 from orchestrator.completion.http import MAX_BODY_BYTES, HttpClient
-from orchestrator.completion.retry import Aborted, RetryPolicy
-from orchestrator.completion.sampled import IdCompletions, RawSample
+from orchestrator.completion.retry import Aborted, Retryable, RetryPolicy
+from orchestrator.completion.sampled import IdCompletions, RawSample, checked
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.completion.versions import Attribution, Question, vllm_paused
+from orchestrator.completion.versions import Attribution, Question, told_spans, vllm_paused
 from orchestrator.errors import CompletionError
 from orchestrator.rules.backoff import Backoff
+from orchestrator.types import Wishes
 
 # No sampler but temperature and top_p, by the names vLLM, SGLang and Atropos share; every id and its own text.
 UNFILTERED: Mapping[str, Any] = {
@@ -31,8 +33,8 @@ WHILE_PAUSED = Backoff(first_s=0.2, most_s=2.0)
 
 class Dialect(ABC):
     """One server's way of taking ids and giving ids. `tells_pauses`: by `/is_paused`. `seeded`: the same seed
-    gives the same sample. `guides`: it keeps to a `response_format`, with log-probs of the distribution before
-    that."""
+    gives the same sample. `guides`: it keeps to a `response_format`. `masks`: its log-probs are then of what the
+    form left over, and those of the model are asked for afterwards (`scoring`, `scores`)."""
 
     name: str
     path: str
@@ -40,6 +42,7 @@ class Dialect(ABC):
     tells_pauses = False
     seeded = True
     guides = False
+    masks = False
 
     @abstractmethod
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
@@ -51,6 +54,14 @@ class Dialect(ABC):
 
         Raises KeyError, TypeError, IndexError, ValueError for an answer of another shape.
         """
+
+    def scoring(self, request: CompletionRequest, model: str, count: int) -> dict[str, Any]:
+        """The JSON that asks for the log-probs of the last `count` ids of the prompt."""
+        raise NotImplementedError(self.name)
+
+    def scores(self, answer: Any, ids: Sequence[int]) -> tuple[list[Any], str | None]:
+        """(their log-probs, the weights' version if it is told). Raises as `read`, also for other ids."""
+        raise NotImplementedError(self.name)
 
 
 class WrongTokenizer(CompletionError):
@@ -114,15 +125,39 @@ class IdCompleter(IdCompletions):
     async def _sampled(
         self, request: CompletionRequest, model: str, timeout_s: float, headers: Mapping[str, str] | None
     ) -> RawSample:
-        return self.dialect.read(await self._sent(request, model, timeout_s, headers))
+        if not self.dialect.masks or request.wishes.schema is None:
+            return self.dialect.read(await self._sent(request, model, timeout_s, headers))
+        if self.context_length is not None:  # the sample is a prompt afterwards, with one token behind it
+            request = fitted(request, self.context_length - 1)
+        sampled = self.dialect.read(await self._sent(request, model, timeout_s, headers))
+        ids, _ = checked(sampled, request)
+        if not ids or self._known(ids) < len(ids):
+            return replace(sampled, logprobs=None if ids else [])
+        line = (request.prompt_ids or ids_of()) + ids_of(ids)
+        asked = replace(
+            request, prompt_ids=line, stop=(), wishes=Wishes(), sampling=replace(request.sampling, max_tokens=1)
+        )
+        answer = await self._sent(asked, model, timeout_s, headers, len(ids))
+        logprobs, version = self.dialect.scores(answer, ids)
+        versions = {span.oldest for span in told_spans(sampled.weight_versions, len(ids))} | {
+            sampled.policy_version
+        }
+        if version is not None and versions - {None, version}:
+            raise Retryable("the weights changed between a sample and its log-probs")
+        return replace(sampled, logprobs=logprobs)
 
     async def _sent(
-        self, request: CompletionRequest, model: str, timeout_s: float, headers: Mapping[str, str] | None
+        self,
+        request: CompletionRequest,
+        model: str,
+        timeout_s: float,
+        headers: Mapping[str, str] | None,
+        scored: int = 0,
     ) -> Any:
-        """The answer as it came."""
+        """The answer as it came. `scored`: log-probs of so many ids at the prompt's end are asked for."""
         send = self._client.stream if self.dialect.streams else self._client.post
-        body = self.dialect.body(request, model)
+        body = self.dialect.scoring(request, model, scored) if scored else self.dialect.body(request, model)
         if not self.endpoint.takes_n:
             body.pop("n", None)
-        max_bytes = min(MAX_BODY_BYTES, answer_bytes(request))
+        max_bytes = MAX_BODY_BYTES if scored else min(MAX_BODY_BYTES, answer_bytes(request))
         return await send(self.dialect.path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)

@@ -198,9 +198,9 @@ class TokenLine:
         return appended
 
     def _ended(self, completion: Completion) -> bool:
-        """Whether the model ended the turn itself."""
+        """Whether the model ended the turn itself. SGLang calls it a length at the last token asked for."""
         tokens = completion.tokens_T or ()
-        return bool(tokens) and completion.finish_reason == "stop" and self._tokenizer.is_end(tokens[-1])
+        return bool(tokens) and self._tokenizer.is_end(tokens[-1])
 
     def _suffix(self, completion: Completion, appended: str, behind: list[Piece]) -> tuple[str, PromptText]:
         """(text the agent appended, text to encode behind the line)."""

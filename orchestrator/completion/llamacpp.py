@@ -65,7 +65,7 @@ class LlamaCppDialect(Dialect):
             "n_probs": 1,
             "post_sampling_probs": False,
             "ignore_eos": False,
-            **_schema(request.wishes.response_format),
+            **({} if (schema := request.wishes.schema) is None else {"json_schema": schema}),
         }
 
     def read(self, answer: Any) -> RawSample:
@@ -91,14 +91,6 @@ class LlamaCppDialect(Dialect):
             ended=last["stop_type"] == "eos" and not full,
             ran_over=full,
         )
-
-
-def _schema(response_format: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema that an OpenAI `response_format` asks for; of any JSON object where it names none."""
-    if response_format.get("type", "text") == "text":
-        return {}
-    form = response_format.get("json_schema") or {}
-    return {"json_schema": form.get("schema") or {"type": "object"}}
 
 
 _TOP = (100, 10_000)  # how many of the likeliest tokens to ask for, in turn, until the wanted one is among them

@@ -60,6 +60,7 @@ _TOO_MANY = re.compile(r"too (many|long)|at most|maximum|no more than|up to \d")
 _SYSTEM = re.compile(
     r"(system|developer)[ _]?(role|message|prompt|instruction)s?\b.{0,80}\b(not|un\w+)\b"
     r"|\b(not|un\w+|invalid|only)\b.{0,60}\b(system|developer)\b|roles must alternate"
+    r"|\b(role|message)\b.{0,20}\bmust (be|use|have)\b.{0,20}\buser\b"
     r"|only.{0,20}\buser\b.{0,20}\bassistant\b.{0,20}\brole"
 )
 _REASONING = re.compile(r"\breasoning(_effort)?\b")

@@ -155,6 +155,8 @@ class IdCompletions(ABC):
             reason = part.finish_reason or self._over((*before, *part.ids), request)
             if reason is not None:
                 return self._completion(all_parts, reason, request)
+            if part.ids and request.wishes.schema is not None:  # a form begins at the first token sampled
+                raise Aborted("the server aborted it", sampled=True)
             if part.ids:
                 parts.append(part)
             elif not await self._paused():
@@ -168,7 +170,7 @@ class IdCompletions(ABC):
         model = before.served.model or self.endpoint.model
         try:
             sampled = await self._sampled(request, model, timeout_s, headers)
-            ids, logprobs = _checked(sampled, request)
+            ids, logprobs = checked(sampled, request)
             server_spans = sampled.spans or told_spans(sampled.weight_versions, len(ids))
             end = (
                 None
@@ -288,7 +290,7 @@ def _rest(request: CompletionRequest, before: tuple[int, ...]) -> CompletionRequ
     )
 
 
-def _checked(sampled: RawSample, request: CompletionRequest) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
+def checked(sampled: RawSample, request: CompletionRequest) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
     """(ids, their log-probs if there are any). Raises Retryable."""
     prompt = request.prompt_ids or ids_of()
     ids = tuple(sampled.ids)

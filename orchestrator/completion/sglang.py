@@ -3,8 +3,14 @@
 `meta_info.output_token_logprobs` is one `[log-prob, id, text]` per sampled id, end token and stop
 string included. Log-probs are of the distribution at the sampling temperature unless the server runs
 with SGLANG_RETURN_ORIGINAL_LOGPROB=1, so a note at the start tells of another temperature than 1.
+
+Of a sample that is kept to a schema they are of what the schema left over: ModelRunner._preprocess_logits masks
+before the sampler takes log-probs, the original ones too. Those of a prompt (`input_token_logprobs`) are the
+model's; the first place asked for has none.
 """
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
@@ -18,6 +24,8 @@ class SglangDialect(Dialect):
 
     name = "sglang"
     path = "/generate"
+    guides = True
+    masks = True
 
     def __init__(self, *, seeded: bool = True) -> None:
         # Servers before 0.5.2 do not know sampling_seed and refuse a request that has it.
@@ -34,6 +42,7 @@ class SglangDialect(Dialect):
             "min_new_tokens": 0,
             "spaces_between_special_tokens": False,
             "no_stop_trim": True,
+            **({} if (schema := request.wishes.schema) is None else {"json_schema": json.dumps(schema)}),
         }
         if self.seeded:
             parameters["sampling_seed"] = sampling.seed
@@ -46,6 +55,17 @@ class SglangDialect(Dialect):
             "return_text_in_logprobs": False,
             "stream": False,
         }
+
+    def scoring(self, request: CompletionRequest, model: str, count: int) -> dict[str, Any]:
+        begin = len(request.prompt_ids or ()) - count - 1
+        return {**self.body(request, model), "logprob_start_len": begin}
+
+    def scores(self, answer: Any, ids: Sequence[int]) -> tuple[list[Any], str | None]:
+        meta = (answer[0] if isinstance(answer, list) else answer)["meta_info"]
+        pairs = meta["input_token_logprobs"][-len(ids) :]
+        if [pair[1] for pair in pairs] != list(ids):
+            raise ValueError("log-probs of other ids")
+        return [pair[0] for pair in pairs], version_text(meta.get("weight_version"))
 
     def read(self, answer: Any) -> RawSample:
         answer = answer[0] if isinstance(answer, list) else answer

@@ -1,9 +1,12 @@
 """Stock vLLM: `/v1/completions` with a list of ids as prompt and `return_token_ids`.
 
 `token_ids` holds every sampled id, end token and stop string included; `logprobs: 0` adds the
-sampled id's own log-prob to each, raw by default (`--logprobs-mode raw_logprobs`).
+sampled id's own log-prob to each, raw by default (`--logprobs-mode raw_logprobs`). Of a sample that is kept to a
+schema they are of what the schema left over: the grammar's bitmask is applied before the sampler takes log-probs
+(GPUModelRunner.sample_tokens). `prompt_logprobs` are the model's.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
@@ -35,6 +38,7 @@ class VllmDialect(Dialect):
     path = "/v1/completions"
     tells_pauses = True
     guides = True
+    masks = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         return {
@@ -48,6 +52,14 @@ class VllmDialect(Dialect):
             "spaces_between_special_tokens": False,
             **({"response_format": request.wishes.response_format} if request.wishes.response_format else {}),
         }
+
+    def scoring(self, request: CompletionRequest, model: str, count: int) -> dict[str, Any]:
+        return {**self.body(request, model), "prompt_logprobs": 0}
+
+    def scores(self, answer: Any, ids: Sequence[int]) -> tuple[list[Any], str | None]:
+        entries = answer["choices"][0]["prompt_logprobs"][-len(ids) :]
+        logprobs = [entry[str(token)]["logprob"] for entry, token in zip(entries, ids, strict=True)]
+        return logprobs, version_text(answer.get("weight_version"))
 
     def read(self, answer: Any) -> RawSample:
         choice = answer["choices"][0]

@@ -42,6 +42,13 @@ class Wishes:
     logprobs: bool = False
 
     @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """Of the JSON that `response_format` asks for; of any object where it names none. None: any text."""
+        if self.response_format.get("type", "text") == "text":
+            return None
+        return (self.response_format.get("json_schema") or {}).get("schema") or {"type": "object"}
+
+    @property
     def demands(self) -> bool:
         """Whether a tool must be called."""
         return self.tool_choice == "required" and bool(self.tools)

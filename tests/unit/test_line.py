@@ -89,9 +89,10 @@ def test_a_turn_that_stops_at_the_code_tag_goes_on_behind_the_template_s_end(tok
     )
 
 
-def test_a_sampled_end_is_not_repeated(tokenizer: HubTokenizer) -> None:
+@pytest.mark.parametrize("finish", ["stop", "length"])  # SGLang's word where the end is the last token asked for
+def test_a_sampled_end_is_not_repeated(tokenizer: HubTokenizer, finish: str) -> None:
     episode = Episode(tokenizer)
-    episode.turn(tokenizer.encode("I do not know any code.<|im_end|>"))
+    episode.turn(tokenizer.encode("I do not know any code.<|im_end|>"), finish=finish)
     episode.turn(tokenizer.encode("<code>\nfinal_answer(42)\n</code>"))
     whole = text(tokenizer, episode)
     assert "any code.<|im_end|>\n<|im_start|>user" in whole
@@ -121,6 +122,15 @@ def test_a_program_may_write_the_sampled_stop_string_back(
     assert (following.segment, following.closing) == (segment, "")
     if segment == 0:
         assert tokenizer.decode(following.ids).count(TAG) == 1
+
+
+def test_the_text_of_an_end_that_was_sampled_is_another_conversation(tokenizer: HubTokenizer) -> None:
+    """The template prints it as text: the model would see it besides the end."""
+    line = TokenLine(tokenizer, TAG)
+    completion = sampled(tokenizer, tokenizer.encode("yes<|im_end|>"))
+    line.append(line.prompt(TALK), TALK, completion)
+    said = Message("assistant", "yes<|im_end|>")
+    assert line.prompt((*TALK, said, Message("user", "1"))).segment == 1
 
 
 def test_leading_whitespace_that_the_agent_strips_stays_in_the_line(tokenizer: HubTokenizer) -> None:

@@ -260,7 +260,9 @@ async def test_what_the_template_is_told_goes_out_to_a_chat_endpoint() -> None:
 @pytest.mark.parametrize(
     ("flags", "extras"),
     [
+        ([], {}),
         (["--env.thinking_mode"], {"reasoning": {"enabled": True}}),
+        (["--env.reasoning_effort", "none"], {"reasoning": {"enabled": False, "effort": "none"}}),
         (["--env.reasoning_effort", "low"], {"reasoning": {"enabled": True, "effort": "low"}}),
         (["--env.max_reasoning_tokens", "2048"], {"reasoning": {"enabled": True, "max_tokens": 2048}}),
     ],

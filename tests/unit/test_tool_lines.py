@@ -624,6 +624,18 @@ async def test_a_demanded_call_is_held_to_its_schema_and_its_line_goes_on(tokeni
     assert program.trained() == '{"city": "Rome"}' + end + "Warm." + end
 
 
+async def test_a_demanded_call_that_was_cut_off_is_not_closed_by_others(qwen: HubTokenizer) -> None:
+    """Only behind a sampled end does the line go on without what a schema leaves out."""
+    for end, segments in (("<|im_end|>", [0, 0]), ("", [0, 1])):
+        program = Program(qwen, '{"city": "Rome"}' + end, "Warm.<|im_end|>")
+        await program.ask(TASK, wishes=Wishes((TOOL,), "required", "weather"))
+        call = Message(
+            "assistant", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+        )
+        await program.ask(TASK, call, Message("tool", "21"), wishes=Wishes((TOOL,)))
+        assert program.segments == segments
+
+
 async def test_the_only_tool_is_demanded_with_its_schema_and_one_of_several_without(
     qwen: HubTokenizer,
 ) -> None:

@@ -97,6 +97,12 @@ class Answer:
         return text
 
 
+def masked(logprobs: list[float]) -> list[float]:
+    """Of what a grammar leaves over: the likelier. Of SGLang (ModelRunner._preprocess_logits) and vLLM
+    (GPUModelRunner.sample_tokens), which mask before they take log-probs."""
+    return [value / 2 for value in logprobs]
+
+
 class Endpoint(Protocol):
     """One path that makes completions."""
 

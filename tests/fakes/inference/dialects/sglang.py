@@ -6,6 +6,7 @@ they fail with a bare 500, and so does this one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,11 +20,12 @@ from tests.fakes.inference.dialects.base import (
     Refused,
     Strict,
     left_to_default,
+    masked,
     no_stream,
     stops,
 )
 from tests.fakes.inference.dialects.chat import ChatCompletions
-from tests.fakes.inference.model import Model
+from tests.fakes.inference.model import Model, logprob
 
 SAMPLING = frozenset(
     [
@@ -110,6 +112,8 @@ class Generate:
         if (request.text is None) == (request.input_ids is None):
             raise self._refused("Either text, input_ids or input_embeds should be provided.")
         sampling = self._sampling(request.sampling_params or {})
+        if sampling.json_schema is not None:
+            json.loads(sampling.json_schema)
         if request.stream or sampling.n not in (None, 1):
             raise self._refused("this scripted SGLang gives one completion, in one piece")
         ids = request.input_ids if request.input_ids is not None else model.encode(request.text or "")
@@ -147,8 +151,16 @@ class Generate:
             meta["weight_versions"] = answer.version_spans()
         if request.return_logprob and answer.logprobs is not None:
             names = [model.decode([i]) if request.return_text_in_logprobs else None for i in answer.ids]
-            entries = [list(entry) for entry in zip(answer.logprobs, answer.ids, names, strict=False)]
-            meta |= {"input_token_logprobs": [], "output_token_logprobs": [] if answer.empty else entries}
+            logprobs = masked(answer.logprobs) if sampling.json_schema else answer.logprobs
+            entries = [list(entry) for entry in zip(logprobs, answer.ids, names, strict=False)]
+            begin = len(ask.prompt_ids) if request.logprob_start_len in (None, -1) else request.logprob_start_len
+            # The first place asked for is behind nothing that was looked at.
+            told = [
+                [logprob(token, place) if place > begin else None, token, None]
+                for place, token in enumerate(ask.prompt_ids)
+                if place >= begin
+            ]
+            meta |= {"input_token_logprobs": told, "output_token_logprobs": [] if answer.empty else entries}
         meta |= {
             "completion_tokens": answer.completion_tokens,
             "cached_tokens": answer.cached,

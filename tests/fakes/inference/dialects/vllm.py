@@ -19,11 +19,12 @@ from tests.fakes.inference.dialects.base import (
     Refused,
     Strict,
     left_to_default,
+    masked,
     no_stream,
     stops,
 )
 from tests.fakes.inference.dialects.chat import ChatCompletions
-from tests.fakes.inference.model import Model, as_messages
+from tests.fakes.inference.model import Model, as_messages, logprob
 
 VERSION = "0.32.0"
 FINGERPRINT = f"vllm-{VERSION}-3444220e"
@@ -49,7 +50,7 @@ SAMPLING = frozenset(
 
 
 class CompletionRequest(Strict):
-    """The fields of vLLM's CompletionRequest, without those for structured output and transfer."""
+    """The fields of vLLM's CompletionRequest, without those for transfer, and of structured output one alone."""
 
     model: str | None = None
     prompt: list[Annotated[int, Field(ge=0)]] | str
@@ -87,6 +88,7 @@ class CompletionRequest(Strict):
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
     cache_salt: str | None = None
 
 
@@ -136,7 +138,7 @@ class Completions:
             "finish_reason": answer.finish,
             "stop_reason": answer.stopped_by if isinstance(answer.stopped_by, str) else None,
             "token_ids": answer.ids if request.return_token_ids else None,
-            "prompt_logprobs": None,
+            "prompt_logprobs": None if request.prompt_logprobs is None else self._prompt_logprobs(ask, model),
             "prompt_token_ids": answer.prompt_ids if request.return_token_ids else None,
             "routed_experts": None,
         }
@@ -162,10 +164,19 @@ class Completions:
     def events(self, ask: Ask, answer: Answer, model: Model) -> list[JSON]:
         raise NotImplementedError(no_stream("vLLM"))
 
+    def _prompt_logprobs(self, ask: Ask, model: Model) -> JSON:
+        """The first id is behind nothing."""
+        entries = [
+            {str(token): {"logprob": logprob(token, place), "rank": 1, "decoded_token": model.decode([token])}}
+            for place, token in enumerate(ask.prompt_ids)
+        ]
+        return [None, *entries[1:]]
+
     def _logprobs(self, request: CompletionRequest, answer: Answer, model: Model) -> JSON:
         """The legacy shape of OpenAI's completions."""
         if answer.logprobs is None:
             return None
+        guided = (request.response_format or {}).get("type", "text") != "text"
         tokens, offsets, offset = [], [], 0
         for token_id in answer.ids:
             token = "" if token_id >= model.size else model.decode([token_id])
@@ -174,7 +185,7 @@ class Completions:
             offset += len(token)
         return {
             "text_offset": offsets,
-            "token_logprobs": answer.logprobs,
+            "token_logprobs": masked(answer.logprobs) if guided else answer.logprobs,
             "tokens": tokens,
             "top_logprobs": [{t: p} for t, p in zip(tokens, answer.logprobs, strict=False)],
         }

@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Images of Python set it. Then each of the hundreds of processes of the tests would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers test-vllm test-cgroup2 demo site learn bench clean
 

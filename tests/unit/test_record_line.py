@@ -215,7 +215,7 @@ def test_the_published_schema_is_the_code_s(file: str, tmp_path: Path) -> None:
 
 
 def test_what_a_run_leaves_is_as_published_and_nothing_more(tmp_path: Path) -> None:
-    write_synthetic_run(tmp_path)
+    write_synthetic_run(tmp_path, plain=1)
     set_torn_end_aside(tmp_path / "rollouts.jsonl")
     demand_as_published(tmp_path)
 

@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers test-frameworks test-vllm test-cgroup2 demo site learn bench clean
 
 help:  ## what there is
-	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 17
 
 install: $(VENV)/.installed  ## the package and its tools in $(VENV)
 

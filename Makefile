@@ -10,11 +10,13 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Images of Python set it. Then each of the hundreds of processes of the tests would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers test-vllm test-cgroup2 demo site learn bench clean
+.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers test-frameworks test-vllm test-cgroup2 demo site learn bench clean
 
 help:  ## what there is
-	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 17
 
 install: $(VENV)/.installed  ## the package and its tools in $(VENV)
 
@@ -73,15 +75,21 @@ test: check unit integration  ## what a change must pass, in minutes
 
 test-long: image  ## the rest: kills, floods, soak, bombs, builds, real models, gVisor, full sizes
 	@test -z "$${DOCUMENTS:-}" || $(BIN)/orchestrator image build --with documents
-	@echo "== long tests"
-	@$(BIN)/pytest -n 2 --dist loadfile --durations 40 -m "long and not trainers and not vllm" tests
-	@$(BIN)/pytest -n 2 -m hypothesis --hypothesis-profile thorough tests/unit
+	@echo "== long tests, and properties with more examples"
+	@# In the order of the folders, as above. Other files need not be collected twice.
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --hypothesis-profile thorough \
+	  -m "(long or hypothesis) and not frameworks and not trainers and not vllm" \
+	  $$(grep -rlE --include='test_*.py' 'mark\.long|^from hypothesis' tests | sort)
 	@test -z "$${TRAINERS:-}" || $(MAKE) --no-print-directory test-trainers
 
 test-trainers: image $(TRAINERS_VENV)/.installed $(VERL_VENV)/.installed  ## with torch, TRL, OpenEnv and verl (6 GB each)
 	@echo "== tests with trainers"
-	@$(TRAINERS_VENV)/bin/pytest -m trainers tests
+	@$(TRAINERS_VENV)/bin/pytest -m trainers $$(grep -rl --include='test_*.py' 'mark\.trainers' tests | sort)
 	@$(VERL_VENV)/bin/pytest -m trainers tests/integration/trainers
+
+test-frameworks: image  ## agent frameworks as programs, in an image that has them (three minutes to build)
+	@echo "== tests with agent frameworks"
+	@$(BIN)/pytest -n 2 -m frameworks tests/e2e/test_frameworks.py
 
 test-vllm: image $(VLLM_VENV)/.installed  ## with a real vLLM on this machine's CPU, in half an hour (7 GB)
 	@echo "== tests with a real vLLM on the CPU"
@@ -103,17 +111,18 @@ $(LEARN_VENV)/.installed: pyproject.toml constraints.txt
 	@$(LEARN_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[learn]'
 	@touch $@
 
+# What is for tests alone is compiled as far as they import it: else it would take a minute each.
 $(TRAINERS_VENV)/.installed: pyproject.toml constraints.txt
 	@echo "== installing torch, TRL and OpenEnv into $(TRAINERS_VENV): 6 GB on disk"
 	@test -x $(TRAINERS_VENV)/bin/python || $(PYTHON) -m venv $(TRAINERS_VENV)
-	@$(TRAINERS_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,learn,openenv,trl]'
+	@$(TRAINERS_VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev,learn,openenv,trl]'
 	@touch $@
 
 # With pins of its own: verl wants an older transformers.
 $(VERL_VENV)/.installed: pyproject.toml constraints-verl.txt
 	@echo "== installing verl into $(VERL_VENV)"
 	@test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
-	@$(VERL_VENV)/bin/python -m pip install --quiet -c constraints-verl.txt -e '.[dev,verl]'
+	@$(VERL_VENV)/bin/python -m pip install --quiet --no-compile -c constraints-verl.txt -e '.[dev,verl]'
 	@touch $@
 
 # vLLM's build for CPUs demands a build of torch that is on no package index; any of that version will do. So its

@@ -53,5 +53,5 @@ def home(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 settings.register_profile("quick", max_examples=25, deadline=None)
-settings.register_profile("thorough", max_examples=400, deadline=None)
+settings.register_profile("thorough", max_examples=200, deadline=None)
 settings.load_profile("quick")

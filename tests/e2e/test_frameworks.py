@@ -15,7 +15,7 @@ from tests.frameworks.image import frameworks_image
 from tests.frameworks.programs import ANSWER, PROGRAMS, QUESTION, Program
 
 # The first test builds the image: three minutes.
-pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.frameworks, pytest.mark.docker, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,16 @@ from orchestrator.cluster.remote import ListedNode, NodeLost
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait
 from orchestrator.doctor.finding import Finding
+from orchestrator.engine.executor import Executor, Result
 from orchestrator.host.setup import HostSetup
 from orchestrator.rules.policy import Policy, Served
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
-from orchestrator.types import Ended, EndedName, Record
+from orchestrator.types import Attempt, Ended, EndedName, Failed, FailedName, Member, Record
+from tests.fakes.plans import a_plan
+
+SPEC = Config().sandbox_spec()
+DOCKER_AWAY = Delivery(Record(started_at=1.0), Failed(FailedName.DOCKER_ERROR, "no answer"), away="Docker")
 
 
 class FakeNode:
@@ -157,9 +162,13 @@ class FakeNode:
 
 
 class FakeCluster:
-    """`there`: the nodes that are listed, by id. An actor that is started anew on a node is another FakeNode."""
+    """`there`: the nodes that are listed, by id. An actor that is started anew on a node is another FakeNode.
+    `said`, `notes`, `away`: what people were told of the nodes."""
 
     def __init__(self, *names: str) -> None:
+        self.said: list[str] = []
+        self.notes: list[str] = []
+        self.away: dict[str, str | None] = {}
         self.there: dict[str, ListedNode] = {}
         self.head_away_s = 60.0
         self.headless = False  # nobody says which nodes there are
@@ -170,6 +179,23 @@ class FakeCluster:
 
     def join(self, name: str) -> None:
         self.there[name] = ListedNode(name, name)
+
+    def prepare_one(self, name: str, prepare: Callable[[FakeNode], None]) -> None:
+        """Prepares the actors of this node alone."""
+        self.prepare = lambda node: prepare(node) if node.name == name else None
+
+    def node(self, name: str, away: str | None) -> None:
+        """People are told why a node is away; None: it is not."""
+        self.away[name] = away
+
+    def hold(self) -> None:
+        """No rollout ends before `release`."""
+        for node in self.started:
+            node.go.clear()
+
+    def release(self) -> None:
+        for node in self.started:
+            node.go.set()
 
     def __getitem__(self, name: str) -> FakeNode:
         """The actor that was started last on that node."""
@@ -187,30 +213,17 @@ class FakeCluster:
         return node
 
 
-class Told:
-    """What people were told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.notes: list[str] = []
-        self.away: dict[str, str | None] = {}
-
-    def node(self, name: str, away: str | None) -> None:
-        self.away[name] = away
-
-
 @asynccontextmanager
 async def nodes_of(
     cluster: FakeCluster,
-    told: Told | None = None,
+    *,
     images: SavedImages | None = None,
     policy: Policy | None = None,
     **env: Any,
 ) -> AsyncIterator[Nodes]:
-    """The nodes as a run's hosts, opened."""
-    told = told or Told()
+    """The nodes as a run's hosts, opened: with Docker where there are images."""
     settings: dict[str, Any] = {
-        "launcher": "process",
+        "launcher": "docker" if images else "process",
         "max_concurrent_sandboxes": 2,
         "warm_sandboxes": 0,
         "seed": 7,
@@ -219,9 +232,52 @@ async def nodes_of(
     opening = Opening(config, Equipment(), None, software())
     images = images or SavedImages(Path("none"))
     setup = HostSetup(
-        config, told.notes, told.said.append, on_node=told.node, policy=Policy() if policy is None else policy
+        config,
+        cluster.notes,
+        cluster.said.append,
+        on_node=cluster.node,
+        policy=Policy() if policy is None else policy,
     )
     nodes = Nodes(setup, cluster, opening, None, images)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(nodes.opened())
         yield nodes
+
+
+@asynccontextmanager
+async def rollouts_on(
+    cluster: FakeCluster, *, stopping: asyncio.Event | None = None, **more: Any
+) -> AsyncIterator[tuple[Nodes, Executor, list[Result]]]:
+    """(the nodes, an executor of rollouts on them, which grades none and tries none twice; what it recorded)."""
+    recorded: list[Result] = []
+
+    async def record(result: Result) -> None:
+        recorded.append(result)
+
+    async def graded(attempt: Attempt) -> Result:
+        return attempt
+
+    async with nodes_of(cluster, **more) as nodes:
+        yield (
+            nodes,
+            Executor(nodes, max_retries=0, graded=graded, recorded=record, stopping=stopping or asyncio.Event()),
+            recorded,
+        )
+
+
+def begun(executor: Executor, number: int, **changes: Any) -> list[asyncio.Task[tuple[Result, ...] | None]]:
+    """So many rollouts of one group."""
+    return [asyncio.create_task(executor.execute(a_plan(index, **changes))) for index in range(number)]
+
+
+def names(results: tuple[Result, ...] | None) -> list[tuple[str, str, str]]:
+    """(end of the rollout's id, outcome, node) of each attempt."""
+    assert results is not None
+    attempts = [result.attempt if isinstance(result, Member) else result for result in results]
+    return [(a.plan.rollout_id[-2:], a.outcome.name, a.record.node) for a in attempts]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.005)

@@ -89,6 +89,14 @@ async def test_spans_are_kept_and_what_is_no_answer_is_refused(tokenizer: HubTok
         await completer(tokenizer, lambda _: RawSample(None, [], "", UNTOLD)).sample(request(tokenizer))  # type: ignore[arg-type]
 
 
+async def test_behind_an_id_that_the_tokenizer_does_not_have_nothing_is_sampled(tokenizer: HubTokenizer) -> None:
+    """Also not where the sample was aborted: servers refuse such an id in a prompt."""
+    parts = [answer([1, tokenizer.size], "aborted"), answer([2])]
+    with pytest.raises(CompletionError, match=f"an id outside the tokenizer's {tokenizer.size}"):
+        await completer(tokenizer, lambda _: parts.pop(0)).sample(request(tokenizer))
+    assert len(parts) == 1
+
+
 SAID = (1, 2, 3)
 
 

@@ -25,7 +25,7 @@ TOOLS = "integration/test_web_tools.py"
 OUTCOME = "unit/test_outcome.py"
 AGENT = "integration/test_agent_error.py"
 SCORERS = "e2e/test_scorers.py"
-CLUSTER = "unit/test_cluster.py"
+NODES, OPENING = "unit/cluster/test_members.py", "unit/cluster/test_opening.py"
 WORDS = "integration/test_service_words.py"
 STARTUP = "unit/test_startup.py"
 LOADING = "e2e/test_loading.py"
@@ -213,7 +213,7 @@ ROWS = {
     "TMPDIR on a network file system, or where no socket can be made": [
         "unit/test_channels.py::test_no_socket_is_put_on_a_network_file_system",
         "unit/test_channels.py::test_a_folder_in_which_a_socket_fails_is_refused_at_once_and_left_empty",
-        f"{CLUSTER}::test_a_node_whose_tmpdir_is_on_a_network_file_system_refuses_itself",
+        f"{OPENING}::test_a_node_whose_tmpdir_is_on_a_network_file_system_refuses_itself",
     ],
     "nobody listens: terminal closed, pipe without reader": [
         f"{FAULTS}::test_run_outlives_whoever_listened_to_it",
@@ -234,28 +234,28 @@ ROWS = {
         f"{ENDED}::test_ended_in_a_delivery_whose_fate_cannot_be_told_it_is_counted_and_not_sent_again"
     ],
     "cluster: a node dies, leaves, or its host actor is killed": [
-        f"{CLUSTER}::test_a_node_that_dies_costs_no_retry_and_its_rollouts_are_drawn_elsewhere",
-        f"{CLUSTER}::test_an_actor_that_dies_is_started_anew_on_its_node",
+        f"{NODES}::test_a_node_that_dies_costs_no_retry_and_its_rollouts_are_drawn_elsewhere",
+        f"{NODES}::test_an_actor_that_dies_is_started_anew_on_its_node",
         f"{RAY}::test_a_node_that_is_killed_costs_time_and_nothing_else",
     ],
     "cluster: a node hangs": [
-        f"{CLUSTER}::test_a_silent_node_is_away_until_it_answers_and_late_results_count_for_nothing"
+        f"{NODES}::test_a_silent_node_is_away_until_it_answers_and_late_results_count_for_nothing"
     ],
     "cluster: a node loses Docker or cannot reach the endpoint": [
-        f"{CLUSTER}::test_a_node_without_docker_pauses_itself_and_not_the_run"
+        f"{NODES}::test_a_node_without_docker_pauses_itself_and_not_the_run"
     ],
     "cluster: a node's endpoint is loading": [
-        f"{CLUSTER}::test_a_node_whose_endpoint_is_loading_holds_up_no_other_one",
-        f"{CLUSTER}::test_while_all_nodes_wait_for_their_endpoint_the_run_waits_and_says_so_once",
-        f"{CLUSTER}::test_without_an_endpoint_that_serves_in_time_no_node_can_be_used",
+        f"{OPENING}::test_a_node_whose_endpoint_is_loading_holds_up_no_other_one",
+        f"{OPENING}::test_while_all_nodes_wait_for_their_endpoint_the_run_waits_and_says_so_once",
+        f"{OPENING}::test_without_an_endpoint_that_serves_in_time_no_node_can_be_used",
     ],
-    "cluster: a call of an actor is lost": [f"{CLUSTER}::test_an_actor_that_dies_is_started_anew_on_its_node"],
+    "cluster: a call of an actor is lost": [f"{NODES}::test_an_actor_that_dies_is_started_anew_on_its_node"],
     "cluster: Ray's head is away": [
-        f"{CLUSTER}::test_a_head_that_is_away_is_told_and_its_return_too",
-        f"{CLUSTER}::test_a_head_that_stays_away_ends_the_run_in_order_before_it_ends_the_process",
+        f"{NODES}::test_a_head_that_is_away_is_told_and_its_return_too",
+        f"{NODES}::test_a_head_that_stays_away_ends_the_run_in_order_before_it_ends_the_process",
         f"{RAY}::test_a_head_that_is_gone_ends_the_run_in_order_and_another_cluster_goes_on",
     ],
-    "cluster: no node works": [f"{CLUSTER}::test_without_any_node_that_works_the_run_ends_by_name"],
+    "cluster: no node works": [f"{NODES}::test_without_any_node_that_works_the_run_ends_by_name"],
     "cluster: the driver is killed": [f"{RAY}::test_a_driver_that_is_killed_leaves_nothing_and_resumes"],
     "malformed task, bad attachment": [
         f"{FAULTS}::test_malformed_tasks_are_reported_and_the_run_goes_on",
@@ -290,7 +290,7 @@ ROWS = {
         "unit/test_left_files.py::test_a_sandbox_that_somebody_removes_among_its_files_ends_its_rollout",
         "unit/test_left_files.py::test_a_standstill_among_files_ends_a_rollout_that_lacks_some",
         "unit/test_left_files.py::test_a_full_disk_is_no_policy_s_doing_and_a_name_that_it_does_not_take_is",
-        "unit/test_cluster.py::test_a_node_that_is_lost_with_the_output_of_a_rollout_ends_that_rollout",
+        "unit/cluster/test_crossing.py::test_a_node_that_is_lost_with_the_output_of_a_rollout_ends_that_rollout",
     ],
     "scorer or record broken": [
         "unit/test_executor.py::test_what_no_sandbox_can_help_is_not_retried",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,19 @@ from orchestrator.settings.sources import load_config, load_tasks
 from orchestrator.types import Task
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What the command makes, in an empty cache: made once, as the demo's tokenizer is unpacked for it."""
+    place = tmp_path_factory.mktemp("init")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        assert main(["init", str(place / "start")]) == 0
+        yield place
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert main(["init", str(tmp_path / "start")]) == 0
-    return tmp_path / "start"
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "start", tmp_path / "start"))
 
 
 def test_the_settings_are_accepted_and_the_tasks_are_the_recording_s(

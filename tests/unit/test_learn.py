@@ -12,13 +12,12 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
 
 from examples.learn.__main__ import main
 from examples.learn.batches import Unfit, check, evenly, next_batch
@@ -38,6 +37,9 @@ from examples.learn.rounds import PROMPTS, Plan, Run
 from examples.learn.tasks import SHARE, same_words, write_tasks
 from examples.trainer import MASKED, MASKED_LOGPROB, Group
 from orchestrator.tasks.selection import held_out
+
+# Not imported here: that takes seconds, in each test process.
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra reasoning-gym")
 
 SETS = ("gcd", "products")
 

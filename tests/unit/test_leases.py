@@ -9,12 +9,13 @@ import pytest
 from orchestrator.completion.base import stop_strings
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
-from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.once import SequenceError
+from orchestrator.proxy.budgets import Budgets, LimitReached
+from orchestrator.proxy.lease import MAX_STEP_CHARS, Lease
+from orchestrator.proxy.once import NumberedCalls, SequenceError
 from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.outcome import Refused, Submission
-from orchestrator.types import CompletionKind, Limits, ManagedAgent, Message
-from tests.fakes.completers import ScriptedCompleter
+from orchestrator.types import CompletionKind, Limits, ManagedAgent, Message, Step
+from tests.fakes.completers import ScriptedCompleter, text_completion
 from tests.fakes.plans import TALK, a_plan, an_agent, some_limits
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -110,6 +111,50 @@ async def test_every_budget_of_completions_is_named_and_nothing_is_sampled_past_
     assert (await lease.complete(AgentRequest(2, ACTION, TALK), b"2")).ended == "budget"
     assert await lease.ended() == Refused("budget", named)
     assert len(completer.requests) == 1
+
+
+async def test_a_completion_that_was_refused_gives_back_all_that_it_held() -> None:
+    budgets = Budgets(
+        a_plan(agent=an_agent(max_steps=1), limits=some_limits(completions=1, prompt_tokens=10)), None
+    )
+    assert await budgets.begin(AgentRequest(1, ACTION, TALK), 10) == 100
+    budgets.end(1, given_up=False)
+    assert await budgets.begin(AgentRequest(2, ACTION, TALK), 10) == 100
+
+
+async def test_the_tokens_of_a_prompt_are_spent_once() -> None:
+    budgets = Budgets(a_plan(limits=some_limits(prompt_tokens=20)), None)
+    for sequence in (1, 2):
+        await budgets.begin(AgentRequest(sequence, ACTION, TALK), 10)
+        budgets.spend(sequence, text_completion("x"))
+    with pytest.raises(LimitReached, match="20 prompt tokens"):
+        await budgets.begin(AgentRequest(3, ACTION, TALK), 1)
+
+
+async def test_no_more_is_sampled_than_the_line_has_room_for() -> None:
+    budgets = Budgets(a_plan(limits=some_limits(max_token_length=60)), None)
+    assert await budgets.begin(AgentRequest(1, ACTION, TALK), 50) == 10
+
+
+async def test_of_calls_at_a_time_twice_as_many_answers_are_kept() -> None:
+    calls, made = NumberedCalls[int](together=2), iter(range(1, 9))
+
+    async def answer() -> int:
+        return next(made)
+
+    for number in range(1, 5):
+        assert await calls.answer(number, b"%d" % number, answer) == number
+    assert [await calls.answer(number, b"%d" % number, answer) for number in range(1, 5)] == [1, 2, 3, 4]
+    assert await calls.answer(5, b"5", answer) == 5
+    with pytest.raises(SequenceError):
+        await calls.answer(1, b"1", answer)
+
+
+async def test_steps_are_kept_up_to_so_many_characters_together() -> None:
+    lease, _ = a_lease(["a"])
+    for size in (MAX_STEP_CHARS - 5, 6, 5, 1):
+        lease.record_step(Step(1, "x" * size, "", "", "", "", is_final_answer=False, duration_s=0.0))
+    assert [len(step.model_output) for step in lease.steps] == [MAX_STEP_CHARS - 5, 5]
 
 
 async def test_no_action_is_sampled_past_the_last_step() -> None:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.completion.line import TokenLine, visible_text
+from orchestrator.completion.line import Segment, Segments, TokenLine, visible_text
 from orchestrator.completion.prompt_text import absent_marker
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import main_segment, trajectory
 from orchestrator.errors import RecordError
 from orchestrator.types import Completion, CompletionKind, Message, Record, Turn
+from tests.fakes.completers import text_completion
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.tokenizers import made
 
@@ -329,3 +330,14 @@ def test_a_marker_cannot_be_known_beforehand() -> None:
     marker = absent_marker((*TALK, Message("user", first), Message("user", second + "x" * (4 << 20))))
     assert marker not in (first, second)
     assert not marker.startswith((first, second))
+
+
+def test_one_step_back_of_a_line_is_kept_and_no_more() -> None:
+    segments = Segments()
+    for n in range(3):
+        segments.append(Segment(0, (Message("user", "x" * n),), completion=text_completion("y")))
+    last = segments.get(0)
+    assert last is not None
+    assert last.before is not None
+    assert last.before.messages == (Message("user", "x"),)
+    assert last.before.before is None

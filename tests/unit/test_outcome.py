@@ -84,6 +84,7 @@ def test_the_deadline_blames_whoever_took_the_time() -> None:
     record: Record = a_record(duration_s=100.0, waiting_s=90.0)
     assert decide(DeadlineExpired(sampling_s=60.0), record)[0].name == "llm_error"
     assert decide(DeadlineExpired(sampling_s=40.0), record)[0].name == "timeout"  # the rest went into tools
+    assert decide(DeadlineExpired(sampling_s=50.0), record)[0].name == "timeout"  # half of it is not most of it
 
 
 def test_only_an_accepted_answer_is_passed_on() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rollout_api.v1 import sandbox_pb2 as pb
 
@@ -220,7 +220,6 @@ def requests(draw: st.DrawFn) -> list[bytes]:
     return made
 
 
-@settings(max_examples=150)
 @given(requests(), st.dictionaries(TEXTS, JSON, max_size=3))
 async def test_whatever_a_sandbox_sends_its_line_is_read_back(
     sent: list[bytes], arguments: dict[str, Any]

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from docs.schemas.make import FILES, schema, write
+from orchestrator.rules.text import MAX_JSON_INTEGER
 from orchestrator.run import lenient
-from orchestrator.run.line import AttemptLine, attempt_line, read_attempt, read_counted, read_episode
+from orchestrator.run.line import (
+    AttemptLine,
+    attempt_line,
+    read_attempt,
+    read_counted,
+    read_episode,
+    read_written_group,
+)
 from orchestrator.run.lines import dumps
 from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import (
@@ -41,6 +49,7 @@ from tests.fakes.plans import a_member, a_plan, a_record, a_turn, an_attempt
 from tests.fakes.synthetic_run import write_synthetic_run
 from tests.fakes.written import demand_as_published
 
+MOST = (1 << 31) - 1  # of an int32
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas"
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -215,7 +224,7 @@ def test_the_published_schema_is_the_code_s(file: str, tmp_path: Path) -> None:
 
 
 def test_what_a_run_leaves_is_as_published_and_nothing_more(tmp_path: Path) -> None:
-    write_synthetic_run(tmp_path)
+    write_synthetic_run(tmp_path, plain=1)
     set_torn_end_aside(tmp_path / "rollouts.jsonl")
     demand_as_published(tmp_path)
 
@@ -240,6 +249,36 @@ def test_a_schema_refuses_what_the_strict_reader_refuses() -> None:
         assert not validator.is_valid(odd)
         with pytest.raises(ValueError, match=key):
             read_attempt(dumps(odd))
+
+
+def test_a_line_names_no_tools_that_it_does_not_have() -> None:
+    line = json.loads(dumps(attempt_line(an_attempt())))
+    line["completions"][0]["tools"] = 0
+    with pytest.raises(ValueError, match=r"completions\.tools: 0 of 0 sets of tools"):
+        read_attempt(dumps(line))
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "most"),
+    [
+        ("limits", "prompt_tokens", MAX_JSON_INTEGER),
+        ("agent", "max_steps", MOST),
+        ("sampling", "max_tokens", MOST),
+    ],
+)
+def test_a_plan_has_no_number_that_a_message_cannot_hold(part: str, field: str, most: int) -> None:
+    line = json.loads(dumps(attempt_line(an_attempt())))
+    line["plan"][part][field] = most
+    read_attempt(dumps(line))
+    for wrong in (most + 1, -1):
+        line["plan"][part][field] = wrong
+        with pytest.raises(ValueError, match=rf"plan\.{part}\.{field}: {wrong} is not from 0 to {most}"):
+            read_attempt(dumps(line))
+
+
+def test_untrained_tokens_are_whole_whatever_their_share_is_as_a_float() -> None:
+    facts = {"rollout_id": "a", "completion_tokens": 100, "untrained_share": 0.29}  # of which 100 are 28.999...
+    assert read_written_group(dumps({"overrides": [facts], "scores": [1.0]})).untrained == 29
 
 
 def test_every_field_of_a_line_is_written() -> None:

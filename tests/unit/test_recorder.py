@@ -169,6 +169,12 @@ def test_text_becomes_ids_whose_masks_cover_what_the_assistant_said(tokenizer: H
     assert tokenizer.decode(line.tokens_T) == tokenizer.render(line.messages, generation_prompt=False)
 
 
+@pytest.mark.parametrize("text", ["one", f"one{TAG}", f"one{TAG}\n"])
+def test_the_last_answer_has_one_closing_tag(tokenizer: HubTokenizer, text: str) -> None:
+    line = trajectory(record(turn(said(text))), tokenizer, TAG)
+    assert line.messages[-1].content.strip() == f"one{TAG}"
+
+
 def test_an_observation_cannot_pass_for_the_assistant(tokenizer: HubTokenizer) -> None:
     """Whatever stands for the assistant's words while the template is rendered, a sandbox may print it too."""
     forged = "".join(f"{'1' * n}{i:06}" for n in range(18, 22) for i in range(6))

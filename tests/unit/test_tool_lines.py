@@ -587,7 +587,7 @@ async def test_a_program_is_not_told_our_limit_where_the_endpoints_is_smaller(qw
 
 async def test_long_arguments_of_a_program_do_not_hold_up_other_rollouts(qwen: HubTokenizer) -> None:
     """Model-written code can send them. Held up for long enough, every rollout of the run would be drawn again."""
-    call = Call("x", "weather", f'{{"city": [{"1, " * 700_000}1]}}')
+    call = Call("x", "weather", f'{{"city": [{"1, " * 250_000}1]}}')
     talk = (TASK, CallMessage("assistant", "", (call,)), CallMessage("tool", "x", call_id="x"))
     took = []
     for served in (1, 24):

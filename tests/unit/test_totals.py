@@ -106,20 +106,20 @@ def test_the_page_of_a_long_run_has_them_and_the_last_rows(made: Path, tmp_path:
 
 def test_nothing_that_is_kept_grows_with_the_run(tmp_path: Path, few_rows: int) -> None:
     reader = RunReader(tmp_path)
-    for start in range(0, 2000, 500):
-        for number in range(start, start + 500):
+    for start in range(0, 600, 150):
+        for number in range(start, start + 150):
             lines = [a_line(number, index) for index in range(2)]
             append(tmp_path / "rollouts.jsonl", *lines)
             append(tmp_path / "groups.jsonl", {"overrides": [{"rollout_id": f"lost-{number}"}, lines[0]]})
             append(tmp_path / "dropped.jsonl", {"group": -number, "reason": f"reason {number}"})
         reader.read(tmp_path / "groups.jsonl")
     run = reader.run
-    assert (run.totals.attempts, run.totals.groups, run.totals.written) == (4000, 2000, 2000)
+    assert (run.totals.attempts, run.totals.groups, run.totals.written) == (1200, 600, 600)
     kept = (run.rollouts, run.groups, run.places, run.written, reader._staleness, reader._dropped, reader._members)
     assert all(len(each) <= 4 * few_rows for each in kept)
     assert [group["written"] for group in run.groups.values()] == [True] * len(run.groups)
     assert len(run.totals.dropped) == MOST_NAMES + 1
-    assert run.totals.dropped[OTHERS] == 2000 - MOST_NAMES
+    assert run.totals.dropped[OTHERS] == 600 - MOST_NAMES
 
 
 def test_one_group_of_very_many_attempts_is_no_way_around_it(tmp_path: Path, few_rows: int) -> None:

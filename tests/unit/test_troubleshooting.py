@@ -17,12 +17,13 @@ def said() -> str:
     """All texts of the program, docstrings left out. In a text with expressions these are left out."""
     texts = []
     for file in (ROOT / "orchestrator").rglob("*.py"):
-        tree = ast.parse(file.read_text("utf-8"))
-        docs = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if node in docs:
+        docs = set()
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):  # what holds a node comes before it
+            if isinstance(node, ast.Expr):
+                docs.add(node.value)
+            elif node in docs:
                 continue
-            if isinstance(node, ast.JoinedStr):
+            elif isinstance(node, ast.JoinedStr):
                 texts.append("".join(p.value if isinstance(p, ast.Constant) else "\0" for p in node.values))  # type: ignore[misc]
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)

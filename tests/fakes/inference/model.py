@@ -8,6 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ class Model:
     context_length: int = 32_768
     weight_version: str = "default"
     tokenizer: Tokenizer = field(init=False)
-    pieces: list[bytes] = field(init=False)
-    ids: dict[bytes, int] = field(init=False)
+    pieces: Sequence[bytes] = field(init=False)
+    ids: Mapping[bytes, int] = field(init=False)
     ends: frozenset[int] = field(init=False)
     special: frozenset[int] = field(init=False)
     end_id: int = field(init=False)
@@ -55,20 +56,12 @@ class Model:
     _template: jinja2.Template = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-        added = self.tokenizer.get_added_tokens_decoder()
-        byte_of = {char: byte for byte, char in _byte_alphabet().items()}
-        self.pieces = []
-        for token_id in range(self.tokenizer.get_vocab_size()):
-            token = self.tokenizer.id_to_token(token_id) or ""
-            self.pieces.append(token.encode() if token_id in added else bytes(byte_of[c] for c in token))
-        self.ids = {piece: i for i, piece in enumerate(self.pieces) if i not in added}
-        self.special = frozenset(added)
+        file = self.folder / "tokenizer.json"
+        self.tokenizer, self.pieces, self.ids, self.special = _loaded(file, file.stat().st_mtime_ns)
         self.end_id = self._id(END)
         self.end_of_text_id = self._id(END_OF_TEXT)
         self.ends = frozenset((self.end_id, self.end_of_text_id))
-        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        self._template = environment.from_string((self.folder / "chat_template.jinja").read_text("utf-8"))
+        self._template = _compiled(self.template)
 
     @property
     def size(self) -> int:
@@ -114,6 +107,25 @@ class Model:
         if token_id is None:
             raise ValueError(f"the tokenizer in {self.folder} has no {token}")
         return int(token_id)
+
+
+@lru_cache(maxsize=8)  # nothing changes them, and hundreds of servers of a test process load the same
+def _loaded(file: Path, written_ns: int) -> tuple[Tokenizer, Sequence[bytes], Mapping[bytes, int], frozenset[int]]:
+    """(the tokenizer, the bytes of each id, ids by their bytes, ids of the special tokens)."""
+    tokenizer = Tokenizer.from_file(str(file))
+    special = frozenset(tokenizer.get_added_tokens_decoder())
+    byte_of = {char: byte for byte, char in _byte_alphabet().items()}
+    pieces = []
+    for token_id in range(tokenizer.get_vocab_size()):
+        token = tokenizer.id_to_token(token_id) or ""
+        pieces.append(token.encode() if token_id in special else bytes(byte_of[c] for c in token))
+    ids = {piece: i for i, piece in enumerate(pieces) if i not in special}
+    return tokenizer, tuple(pieces), ids, special
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    return jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template)
 
 
 @dataclass(slots=True)

@@ -216,6 +216,8 @@ async def test_a_judge_that_comes_and_goes_makes_no_answer_wrong(
     else:
         assert (await scorer.score(plan("42"), episode("42"), FINISHED)).value == value
         assert len(completer.requests) == len(script)
+    first, control, again, *_ = (request.sequence for request in completer.requests)
+    assert len({first, control, again}) == 3  # a recording is read by these numbers
 
 
 async def test_a_judge_is_not_asked_for_ever_by_a_process_that_does_not_run(

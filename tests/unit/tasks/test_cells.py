@@ -9,7 +9,6 @@ from pathlib import Path
 from uuid import UUID
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from orchestrator.tasks.base import Columns
@@ -46,7 +45,6 @@ def read(answer: object, columns: Columns | None = None, **more: object) -> Task
         (np.datetime64("2024-03-05T10:30:00.000000001", "ns"), "2024-03-05T10:30:00.000000001"),
         (np.array(["42"]), "42"),
         (np.array([0.1], np.float32), "0.1"),
-        (pd.Timestamp("2024-03-05 10:30"), "2024-03-05T10:30:00"),
         ([dt.date(2024, 3, 5)], "2024-03-05"),
     ],
 )
@@ -70,10 +68,8 @@ def test_a_cell_is_read_exactly(cell: object, text: str) -> None:
         (np.float64("inf"), "inf"),
         (Decimal("NaN"), "decimal"),
         (Decimal("1E+999999"), "decimal"),
-        (pd.NaT, "NaTType"),
         (np.datetime64("NaT"), "datetime64"),
         (np.timedelta64(1, "s"), "timedelta64"),
-        (pd.Timedelta("1s"), "Timedelta"),
         (1 + 2j, "complex"),
         (object(), "object"),
         (10**400, "300 digits"),
@@ -87,6 +83,14 @@ def test_what_has_no_exact_text_is_a_bad_task_that_names_type_and_column(cell: o
     named = read("", {"answer": "label"}, label=cell)
     assert isinstance(named, BadTask)
     assert named.reason.endswith("(its column is 'label')")
+
+
+def test_cells_of_pandas_are_read_likewise() -> None:
+    import pandas as pd  # here, as it is slow and each test process imports all modules of tests
+
+    test_a_cell_is_read_exactly(pd.Timestamp("2024-03-05 10:30"), "2024-03-05T10:30:00")
+    for cell, kind in ((pd.NaT, "NaTType"), (pd.Timedelta("1s"), "Timedelta")):
+        test_what_has_no_exact_text_is_a_bad_task_that_names_type_and_column(cell, kind)
 
 
 def test_metadata_can_be_recorded_whatever_it_holds() -> None:

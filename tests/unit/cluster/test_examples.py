@@ -21,7 +21,7 @@ from orchestrator.launch.channels import socket_fits
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.settings.table import SECTIONS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "cluster"
 RAY = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())["ray"]
 

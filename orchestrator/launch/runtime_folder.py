@@ -26,7 +26,7 @@ from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.names import LABEL_RUNTIME, RUNTIME_MOUNT
 from orchestrator.launch.oci.store import ImageStore
 
-NOT_HERE = "the runtime of sandboxes is not here: run `orchestrator image build`"
+NOT_HERE = "the runtime of sandboxes is not here: run `orchestrator image build{}`"  # with which options
 _LINK = "context-"
 _KEPT_S = 30 * 86_400.0  # one of other sources that nobody used for so long
 
@@ -79,7 +79,7 @@ def stored_runtime(store: ImageStore) -> RuntimeFolder:
     for image in store.images():
         if (image.config.get("Labels") or {}).get(LABEL_RUNTIME) == context:
             return put_runtime(store, partial(_copy, image.root / RUNTIME_MOUNT.lstrip("/")))
-    raise EnvironmentUnusable(f"{NOT_HERE} --oci")
+    raise EnvironmentUnusable(NOT_HERE.format(" --oci"))
 
 
 def remove_old_runtimes(store: ImageStore) -> int:

@@ -28,7 +28,7 @@ from orchestrator.launch.image.base import DEBIAN_BASE
 from orchestrator.launch.image.build import LABEL_CONTEXT, BuiltImage
 from orchestrator.launch.image.context import DOCKERFILE, BuildContext, context_root
 from orchestrator.launch.image.wheels import wheels_cache
-from orchestrator.launch.names import CHANNEL_GID, DEFAULT_IMAGE
+from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci import build
 from orchestrator.launch.oci.build import ensure_stored
 from orchestrator.launch.oci.program import find_runtime
@@ -95,7 +95,6 @@ def _paths(image: StoredImage, folder: str) -> set[str]:
 
 def _inside(image: StoredImage, script: str) -> Any:
     """What `script` prints as JSON when the image's own Python runs it."""
-    environment = dict(entry.partition("=")[::2] for entry in image.config["Env"])
     command = [
         shutil.which("chroot") or "/usr/sbin/chroot",
         image.root,
@@ -116,8 +115,6 @@ def test_the_image_says_how_it_runs(made: Made) -> None:
     assert config["Labels"][LABEL_CONTEXT] == BuildContext.read(context_root()).digest
     assert made.built.fresh
     assert made.built.python.startswith("3.")
-    channel = (made.image.root / "run" / "channel").stat()
-    assert (channel.st_uid, channel.st_gid, channel.st_mode & 0o7777) == (0, CHANNEL_GID, 0o710)
 
 
 def test_the_image_is_the_one_that_docker_makes(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

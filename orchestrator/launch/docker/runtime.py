@@ -73,7 +73,7 @@ def _own_image(engine: docker.APIClient) -> str:
     """The first image of these sources: later ones were made from it."""
     images = engine.images(filters={"label": f"{LABEL_RUNTIME}={our_context()}"})
     if not images:
-        raise EnvironmentUnusable(NOT_HERE)
+        raise EnvironmentUnusable(NOT_HERE.format(""))
     return str(min(images, key=lambda image: image["Created"])["Id"])
 
 

@@ -19,8 +19,10 @@ from orchestrator.completion.base import Completer, CompletionRequest
 from orchestrator.host.resources import Resources
 from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.contents import PYTHON, Contents
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.request import create_body
+from orchestrator.launch.docker.runtime import engine_runtime
 from orchestrator.launch.hardening import harden
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import this_process
@@ -30,7 +32,6 @@ from orchestrator.launch.uids import UidSlots
 from orchestrator.settings.sources import load_config
 from orchestrator.types import Completion, SandboxSpec
 
-PYTHON = "/opt/sandbox/bin/python"  # of the image
 ANSWER = "Thought: That is it.\n<code>\nfinal_answer(42)\n</code>"
 LIFETIME_S = 3600
 PARKED_S = 300.0
@@ -138,9 +139,11 @@ class BareContainers:
 
     def _config(self, uids: Any, *, hardened: bool) -> dict[str, Any]:
         command = {"Entrypoint": [PYTHON, "-c", "pass"], "Cmd": []}
+        contents = Contents(engine_runtime(self._spec.image), {})
         if not hardened:
             return {"Image": self._spec.image, "Labels": self._labels, **command}
-        return {**create_body(self._spec, harden(self._spec, uids, self._channel), self._labels), **command}
+        hardening = harden(self._spec, uids, self._channel)
+        return {**create_body(self._spec, contents, hardening, self._labels), **command}
 
     def close(self) -> None:
         self._client.close()

@@ -26,7 +26,8 @@ class Identities:
 @dataclass(frozen=True, slots=True)
 class Box:
     """The places and identities this sandbox was started with. `identities` None: everything runs as one user.
-    `preload`: modules to import before there is a task, for an agent that is a program."""
+    `preload`: modules to import before there is a task, for an agent that is a program. `environment`: the
+    image's, (name, value), for the agent's processes."""
 
     channel: Path
     attachments: Path
@@ -34,6 +35,7 @@ class Box:
     identities: Identities | None
     worker_processes: int
     preload: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def socket(self) -> Path:

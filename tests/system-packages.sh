@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests use beyond Python and Docker, where apt and root are at hand:
-# mmdebstrap makes a base image where no registry answers; chromium looks at the report; runc makes sandboxes
-# without Docker, with uidmap for ordinary users too, and buildah their image.
+# mmdebstrap makes a base image where no registry answers; gcc, musl and busybox make images unlike ours; chromium
+# looks at the report; runc makes sandboxes without Docker, with uidmap for ordinary users too, and buildah their image.
 # With REGISTER_RUNSC, gVisor too: on machines that are the tests' own, as it changes the Engine's configuration. And
 # Podman and Prometheus, whose packages start services where there is systemd.
 set -euo pipefail
@@ -9,6 +9,9 @@ set -euo pipefail
 packages() {
   local missing=() install log
   command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
+  [ -x /bin/busybox ] || missing+=(busybox-static)
+  command -v musl-gcc >/dev/null || missing+=(musl musl-tools)
+  command -v gcc >/dev/null || missing+=(gcc libc6-dev)
   command -v chromium >/dev/null || command -v chromium-browser >/dev/null || missing+=(chromium)
   command -v newuidmap >/dev/null || missing+=(uidmap)
   command -v buildah >/dev/null || missing+=(buildah)

@@ -8,6 +8,7 @@ import asyncio
 from orchestrator.errors import DockerError, EnvironmentUnusable
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.reaper import reap, reap_directories
+from orchestrator.launch.runtime_folder import remove_old_runtimes
 from orchestrator.settings.config import Config
 
 
@@ -18,6 +19,6 @@ def run(config: Config) -> int:
         reaped = asyncio.run(reap(old_images=True)) if docker else reap_directories()
     except DockerError as error:
         raise EnvironmentUnusable(str(error)) from error
-    images = reaped.images + ImageStore().remove_unused()
+    images = reaped.images + (store := ImageStore()).remove_unused() + remove_old_runtimes(store)
     print(f"removed {reaped.containers} containers, {reaped.directories} directories, {images} images")
     return 0

@@ -1,44 +1,44 @@
 """`orchestrator image check IMAGE`: whether sandboxes can be made from an image.
 
-Checks what the Engine or the store of images tells of the image, and what is inside. If all is well, starts one
-sandbox with the whole hardening, which parks only when its runner and its code worker have solved a rehearsal.
+Any Linux image of this machine's architecture can serve. Checks what the Engine or the store of images tells of
+it, and the packages in it. If all is well, starts one sandbox with the whole hardening, which parks only when its
+runner and its code worker have solved a rehearsal.
 """
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+import stat
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import docker
 import requests
-from docker.errors import APIError, DockerException
+from docker.errors import APIError, DockerException, NotFound
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ProtocolError, RolloutError
 from orchestrator.host.sandbox import PARK_TIMEOUT_S
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.client import connect, inspect_image, why_refused, why_unreachable
+from orchestrator.launch.docker.runtime import never_started
 from orchestrator.launch.hardening import NO_MEASURES
 from orchestrator.launch.image.context import BuildContext, context_root
-from orchestrator.launch.image.facts import PROBE, PYTHON, Fact, engine_facts, inside_facts
+from orchestrator.launch.image.facts import OLD_PLACES, Fact, image_facts, package_facts, unfit
 from orchestrator.launch.make import make_launcher
-from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT, is_path
-from orchestrator.launch.oci.launcher import OciLauncher
-from orchestrator.launch.oci.store import ImageStore, StoredImage
-from orchestrator.launch.owner import this_process
+from orchestrator.launch.names import PACKAGES, is_path
+from orchestrator.launch.oci.store import ImageStore
 from orchestrator.proxy.server import SandboxServer
-from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.waits import first_of
 from orchestrator.settings.config import Config
 from orchestrator.types import SandboxExit, SandboxSpec
 
 _ENGINE_TIMEOUT_S = 120
-_NOBODY = "65534:65534"
-_FUTURE = "from __future__ import annotations\n"  # must come first in a program
-_BECOME_NOBODY = f"{_FUTURE}import os\nos.setgroups([])\nos.setgid(65534)\nos.setuid(65534)\n"
 
 
 def run(config: Config, image: str) -> int:
@@ -46,7 +46,7 @@ def run(config: Config, image: str) -> int:
     kind, runtime = config.env.launcher, config.env.oci_runtime
     if kind == "process":
         raise ConfigError("env.launcher: the launcher process uses no image")
-    facts = list(_looked_at(image) if kind == "docker" else _looked_at_without_engine(image, runtime))
+    facts = list(_looked_at(image) if kind == "docker" else _looked_at_without_engine(image))
     if not any(fact.cure for fact in facts):
         facts.append(asyncio.run(_started(image, kind, runtime)))
     width = max(len(fact.name) for fact in facts)
@@ -65,72 +65,54 @@ def _looked_at(name: str) -> Iterator[Fact]:
             image = inspect_image(engine, name)
             if image is None:
                 raise ConfigError(f"there is no image {name} here: build or pull it first")
-            yield from engine_facts(image, BuildContext.read(context_root()).digest)
-            yield from inside_facts(_probe(engine, image["Id"]), CONTRACT)
+            yield from _facts(name, image, partial(_entries, engine, image["Id"]))
     except APIError as error:
         raise EnvironmentUnusable(f"Docker refused: {why_refused(error.explanation or error)}") from None
     except (DockerException, requests.RequestException) as error:
         raise EnvironmentUnusable(why_unreachable(error)) from None
 
 
-def _probe(engine: docker.APIClient, image_id: str) -> bytes:
-    """The output of PROBE in a container, or the Engine's error where it cannot run."""
-    container = engine.create_container(
-        image_id,
-        command=[PROBE.read_text("utf-8")],
-        entrypoint=[PYTHON, "-c"],
-        user=_NOBODY,
-        network_disabled=True,
-        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: str(this_process())},
-        host_config=engine.create_host_config(
-            network_mode="none", cap_drop=["ALL"], read_only=True, mem_limit="1g", pids_limit=128
-        ),
-    )["Id"]
+def _facts(
+    name: str, image: Mapping[str, Any], entries: Callable[[str], Iterator[tuple[str, int]]]
+) -> Iterator[Fact]:
+    """`entries`: path and mode of all that the image has below a path."""
+    if problem := unfit(name, image):
+        raise EnvironmentUnusable(problem)
+    yield from image_facts(image, BuildContext.read(context_root()).digest)
+    yield from package_facts(entry for place in (PACKAGES, *OLD_PLACES) for entry in entries(place))
+
+
+def _entries(engine: docker.APIClient, image_id: str, place: str) -> Iterator[tuple[str, int]]:
+    container = never_started(engine, image_id)
     try:
-        engine.start(container)
-        engine.wait(container, timeout=_ENGINE_TIMEOUT_S)
-        return bytes(engine.logs(container, stdout=True, stderr=False) or engine.logs(container, tail=1))
-    except APIError as error:
-        return str(error.explanation or error).encode()
+        with tempfile.TemporaryFile() as packed:
+            packed.writelines(engine.get_archive(container, place)[0])
+            packed.seek(0)
+            with tarfile.open(fileobj=packed) as tar:
+                for entry in tar:
+                    kind = stat.S_IFDIR if entry.isdir() else stat.S_IFREG if entry.isfile() else stat.S_IFLNK
+                    yield f"{place.rpartition('/')[0]}/{entry.name}", kind | entry.mode
+    except NotFound:
+        return
     finally:
-        with suppress(DockerException):
-            engine.remove_container(container, force=True, v=True)
+        engine.remove_container(container, force=True)
 
 
-def _looked_at_without_engine(name: str, runtime: str) -> Iterator[Fact]:
+def _looked_at_without_engine(name: str) -> Iterator[Fact]:
     store = ImageStore()
     image = store.find(name) or (store.put(Path(name).expanduser()) if is_path(name) else None)
     if image is None:
         raise ConfigError(
             f"there is no image {name} in {store.folder}: `orchestrator image build --oci` makes ours"
         )
-    yield from engine_facts({"Config": image.config}, BuildContext.read(context_root()).digest)
-    yield from inside_facts(asyncio.run(_probe_without_engine(name, runtime)), CONTRACT)
 
+    def entries(place: str) -> Iterator[tuple[str, int]]:
+        top = image.root / place.lstrip("/")
+        for path in (top, *top.rglob("*")):
+            with suppress(FileNotFoundError):
+                yield f"/{path.relative_to(image.root)}", path.lstat().st_mode
 
-class _ProbeStore(ImageStore):
-    """The store, in which every image runs PROBE, as nobody."""
-
-    def find(self, name: str) -> StoredImage | None:
-        image = super().find(name)
-        entry_point = [PYTHON, "-c", _BECOME_NOBODY + PROBE.read_text("utf-8").replace(_FUTURE, "")]
-        return image and replace(image, config={**image.config, "Entrypoint": entry_point})
-
-
-async def _probe_without_engine(name: str, runtime: str) -> bytes:
-    """The output of PROBE in a sandbox, or the runtime's error where it cannot run. Raises EnvironmentUnusable."""
-    spec, run_id = _spec(name), secrets.token_hex(8)
-    launcher = OciLauncher(run_id, max_sandboxes=1, runtime=runtime, store=_ProbeStore(), advise=lambda line: None)
-    try:
-        await launcher.check(spec)
-        with Channels(run_id) as channels, channels.directory() as directory:
-            async with launcher.launch(spec, directory) as sandbox, asyncio.timeout(_ENGINE_TIMEOUT_S):
-                await sandbox.exited()
-                return sandbox.last_words.rpartition("\n")[2].encode()
-    except (RolloutError, TimeoutError) as error:
-        return str(error).encode()
-    finally:
-        await launcher.aclose()
+    yield from _facts(name, {"Config": image.config}, entries)
 
 
 def _spec(image: str) -> SandboxSpec:
@@ -157,16 +139,17 @@ async def _started(name: str, kind: str, runtime: str) -> Fact:
             async with SandboxServer(directory) as server, launcher.launch(spec, directory) as sandbox:
                 async with asyncio.timeout(PARK_TIMEOUT_S):
                     parked = await first_of(server.parked(), sandbox.exited())
+                if isinstance(parked, SandboxExit):
+                    why = f"ended at start: {parked.reason or parked.exit_code}"
+                    return Fact("sandbox", why, "it must start as ours does")
+                try:
+                    launcher.demand_confined(parked, spec)
+                except EnvironmentUnusable as error:
+                    return Fact("sandbox", str(error), "sandboxes' places may not be links in the image")
     except TimeoutError:
         return Fact("sandbox", f"not ready within {PARK_TIMEOUT_S:g} s", "see what its start waits for")
     except (RolloutError, ProtocolError) as error:
         return Fact("sandbox", str(error), "see the lines above, and what it prints")
     finally:
         await launcher.aclose()
-    if isinstance(parked, SandboxExit):
-        return Fact(
-            "sandbox", f"ended at start: {parked.reason or parked.exit_code}", "it must start as ours does"
-        )
-    if problems := verify_confinement(parked, spec, untold_by(spec.runtime)):
-        return Fact("sandbox", "; ".join(problems), "it must be confined as ours is")
     return Fact("sandbox", f"started, confined and ready in {monotonic() - begun:.1f} s")

@@ -6,7 +6,7 @@ runtime or kernel did not carry out. Pid 1 reports before any model-written code
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import ceil
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from orchestrator.launch.hardening import (
     Tmpfs,
     harden,
 )
-from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_MOUNT, is_gvisor
+from orchestrator.launch.names import CHANNEL_MOUNT, RUNTIME_MOUNT, is_gvisor
 from orchestrator.launch.uids import FIRST_UID, LAST_UID, UidPair
 from orchestrator.types import Confinement, SandboxSpec
 
@@ -41,14 +41,17 @@ _UNTOLD_BY_GVISOR = frozenset(
     }
 )
 # Mounts that every runtime makes.
-_USUAL_READ_ONLY = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/sys", CHANNEL_FOLDER, CHANNEL_MOUNT)
+_USUAL_READ_ONLY = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/sys", CHANNEL_MOUNT, RUNTIME_MOUNT)
 _USUAL = ("/proc", "/dev", TERMINALS_MOUNT, "/dev/mqueue", "/sys/fs/cgroup")
 
 
-def verify_confinement(seen: Confinement, spec: SandboxSpec, waived: frozenset[str] = NO_MEASURES) -> list[str]:
-    """What a sandbox made from `spec` lacks by its own report: a line each, beginning with the measure."""
+def verify_confinement(
+    seen: Confinement, spec: SandboxSpec, waived: frozenset[str] = NO_MEASURES, volumes: Collection[str] = ()
+) -> list[str]:
+    """What a sandbox made from `spec` lacks by its own report: a line each, beginning with the measure. `volumes`:
+    places of its image that are mounted read-only."""
     demands = harden(spec, UidPair(seen.runner_uid, seen.worker_uid), Path("/"))
-    problems = _problems(seen, demands)
+    problems = _problems(seen, demands, volumes)
     return [f"{measure}: {text} (seen inside)" for measure, text in problems if measure not in waived]
 
 
@@ -61,7 +64,7 @@ def untold_by(runtime: str | None) -> frozenset[str]:
     return _UNTOLD_BY_GVISOR if runtime is not None and is_gvisor(runtime) else NO_MEASURES
 
 
-def _problems(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]]:
+def _problems(seen: Confinement, demands: Hardening, volumes: Collection[str]) -> Iterator[tuple[str, str]]:
     """(measure, what is wrong)."""
     if seen.capability_bounding_set & ~_ALLOWED_CAPABILITIES:
         yield "capabilities", f"bounding set {seen.capability_bounding_set:#x}"
@@ -86,7 +89,7 @@ def _problems(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]
         yield "hidden_paths", f"{_listed(seen.exposed_paths)} can be used"
     yield from _limits(seen, demands)
     yield from _tmpfs(seen, demands.tmpfs)
-    yield from _mounts(seen, demands)
+    yield from _mounts(seen, demands, volumes)
 
 
 def _limits(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]]:
@@ -115,13 +118,16 @@ def _tmpfs(seen: Confinement, places: Iterable[Tmpfs]) -> Iterator[tuple[str, st
             yield "tmpfs", f"{place.target} is not nosuid, nodev and noexec"
 
 
-def _mounts(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]]:
+def _mounts(seen: Confinement, demands: Hardening, volumes: Collection[str]) -> Iterator[tuple[str, str]]:
     """Every mount must be an expected one, and read-only where it should be."""
     ours = {*(place.target for place in demands.tmpfs), *MASKED_PATHS, *READ_ONLY_PATHS, *_USUAL}
     # An ordinary user can make no devices: a runtime mounts the machine's own there.
     ours |= {f"/dev/{name}" for name in _DEVICES}
+    runtime = [mount for mount in seen.mounts if mount.target == RUNTIME_MOUNT]
+    if len(runtime) != 1 or not (runtime[0].no_suid and runtime[0].no_dev):
+        yield "mounts", f"{RUNTIME_MOUNT} is mounted {len(runtime)} times, or not nosuid and nodev"
     for mount in seen.mounts:
-        if mount.target in _USUAL_READ_ONLY or mount.target.startswith("/sys/fs/cgroup/"):
+        if mount.target in (*_USUAL_READ_ONLY, *volumes) or mount.target.startswith("/sys/fs/cgroup/"):
             if not mount.read_only:
                 measure = "read_only_root" if mount.target == "/" else "mounts"
                 yield measure, f"{mount.target} takes writes"

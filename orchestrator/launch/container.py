@@ -6,13 +6,14 @@ import asyncio
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from orchestrator.errors import RolloutError
 from orchestrator.launch.confinement import untold_by, verify_confinement
+from orchestrator.launch.contents import PROGRAM
 from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden
 from orchestrator.launch.uids import UidPair, UidSlots
@@ -83,7 +84,7 @@ class ContainerLauncher(ABC, Generic[S]):
     """A `Launcher`: at most `max_sandboxes` containers at a time, those being created or removed included.
 
     `waived`: names of measures (`hardening.MEASURE_NAMES`) that need not hold. `advise` gets lines that an
-    operator should know and may ignore.
+    operator should know and may ignore. `program`: what runs in the place of pid 1, to look around.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class ContainerLauncher(ABC, Generic[S]):
         waived: frozenset[str] = NO_MEASURES,
         allow_localhost_tcp: bool = False,
         advise: Callable[[str], None] = log.warning,
+        program: tuple[str, ...] = PROGRAM,
     ) -> None:
         self.run_id = run_id
         self._max_sandboxes = max_sandboxes
         self._waived = waived
         self._allow_localhost_tcp = allow_localhost_tcp
         self._advise = advise
+        self._program = program
         self._slots = asyncio.Semaphore(max_sandboxes)
         self._starting = asyncio.Semaphore(min(max_sandboxes, STARTS_AT_ONCE))
         self._uids = UidSlots()
@@ -108,7 +111,12 @@ class ContainerLauncher(ABC, Generic[S]):
 
     def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
         """Raises EnvironmentUnusable, naming every measure that is missing and was not waived."""
-        demand(verify_confinement(seen, spec, self._waived | untold_by(spec.runtime)))
+        waived = self._waived | untold_by(spec.runtime)
+        demand(verify_confinement(seen, spec, waived, self._volumes(spec.image)))
+
+    def _volumes(self, image: str) -> Collection[str]:
+        """Places of the image that are mounted, read-only."""
+        return ()
 
     @asynccontextmanager
     async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[S]:

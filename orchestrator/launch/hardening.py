@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.launch.names import ATTACHMENTS_DIR, CHANNEL_GID, CHANNEL_MOUNT, WORKSPACE_DIR
+from orchestrator.launch.names import ATTACHMENTS_DIR, CHANNEL_FOLDER, CHANNEL_GID, CHANNEL_MOUNT, WORKSPACE_DIR
 from orchestrator.launch.uids import UidPair
 from orchestrator.types import Attachment, SandboxSpec
 
@@ -59,13 +59,14 @@ _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_TYPE_MASK = 2, 10, 1, 0xF
 
 @dataclass(frozen=True, slots=True)
 class Tmpfs:
-    """A writable place in memory, of the user and group `uid`; never for devices, set-uid files and programs."""
+    """A place in memory, of the user `uid` and the group `gid`; never for devices, set-uid files and programs."""
 
     target: str
     size_bytes: int
     inodes: int
     mode: int
     uid: int
+    gid: int
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -75,9 +76,13 @@ class Tmpfs:
             f"nr_inodes={self.inodes}",
             f"mode={self.mode:04o}",
             f"uid={self.uid}",
-            f"gid={self.uid}",
+            f"gid={self.gid}",
             *("nosuid", "nodev", "noexec"),
         )
+
+
+# The socket's folder is mounted in it: only the runner has the group, so model-written code cannot get there.
+CHANNEL_PLACE = Tmpfs(CHANNEL_FOLDER, 4 * 4096, inodes=8, mode=0o710, uid=0, gid=CHANNEL_GID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ def harden(spec: SandboxSpec, uids: UidPair, channel: Path, *, allow_localhost_t
     return Hardening(
         arguments=_arguments(spec, uids),
         channel=channel,
-        tmpfs=writable_places(spec.memory_bytes, uids),
+        tmpfs=(*writable_places(spec.memory_bytes, uids), CHANNEL_PLACE),
         memory_bytes=spec.memory_bytes,
         cpus=spec.cpus,
         pids=spec.pids,
@@ -133,7 +138,7 @@ def writable_places(memory_bytes: int, uids: UidPair) -> tuple[Tmpfs, ...]:
         )
 
     def place(target: str, share: float, inodes: int, mode: int, uid: int = 0) -> Tmpfs:
-        return Tmpfs(target, _tmpfs_bytes(memory_bytes, share), inodes, mode, uid)
+        return Tmpfs(target, _tmpfs_bytes(memory_bytes, share), inodes, mode, uid, gid=uid)
 
     return (
         place(WORKSPACE_DIR, 0.40, 8192, 0o700, uids.worker),

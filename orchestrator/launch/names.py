@@ -9,7 +9,10 @@ DEFAULT_IMAGE = f"{IMAGE_REPOSITORY}:{__version__}"
 EXTRAS = ("documents",)  # values of `image build --with`; in the names of requirements files and tags
 BASE_REPOSITORY = "rollout-orchestrator-base"
 
-CHANNEL_GID = 990  # owns /run/channel in the image: only the runner has it
+RUNTIME_MOUNT = "/opt/sandbox"
+PACKAGES = "/opt/packages"  # of an image, for the code in a sandbox; Dockerfile.sandbox says the same
+
+CHANNEL_GID = 990  # owns /run/channel: only the runner has it
 CHANNEL_FOLDER = "/run/channel"
 CHANNEL_MOUNT = f"{CHANNEL_FOLDER}/box"
 SOCKET_NAME = "s"
@@ -23,6 +26,9 @@ LABEL_OWNER = "orchestrator.owner"  # host:pid:start time of the orchestrator pr
 LABEL_DEADLINE = "orchestrator.deadline"  # unix time after which reapers of other hosts may remove it
 LABEL_VERSION = "orchestrator.version"  # this and the next one are written by Dockerfile.sandbox
 LABEL_CONTEXT = "orchestrator.context"  # digest of the build context without wheels, which its requirements pin
+LABEL_RUNTIME = (
+    "orchestrator.runtime"  # as the last, of what the runtime is made of: without what was built --with
+)
 LABEL_STAGE = "orchestrator.stage"  # intermediate images of a build
 PROJECT = "rollout-orchestrator"
 

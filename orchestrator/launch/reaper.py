@@ -22,7 +22,8 @@ from typing import Any
 from orchestrator.errors import DockerError
 from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, PREFIX, remove_owned_directory
 from orchestrator.launch.docker.calls import Engine
-from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_STAGE, PROJECT
+from orchestrator.launch.docker.request import VOLUME
+from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, LABEL_STAGE, PROJECT
 from orchestrator.launch.oci.leftovers import remove_containers
 from orchestrator.launch.owner import Owner, this_process
 from orchestrator.rules.backoff import Backoff
@@ -61,6 +62,7 @@ async def reap(*, old_images: bool = False) -> Reaped:
         images = await _remove_stages(engine)
         if old_images:
             images += await _remove_old_images(engine)
+            await _remove_volumes(engine)
     finally:
         await engine.aclose()
     return Reaped(local.containers + removed, local.directories, images)
@@ -135,6 +137,18 @@ async def _remove_old_images(engine: Engine) -> int:
     if any(builder is not None and not builder.is_dead for builder in builders):
         return 0
     return await _remove_images(engine, await engine.images(f"{LABEL_PROJECT}={PROJECT}", nameless=True))
+
+
+async def _remove_volumes(engine: Engine) -> None:
+    """Removes volumes of runtimes and images: they come again with the next sandbox. Those of a remote Engine's
+    runtime are held by a container that was never started, and go if there is no sandbox."""
+    label = f"{LABEL_PROJECT}={PROJECT}"
+    containers = await engine.containers(label)
+    if not any(LABEL_RUN in container["Labels"] for container in containers):
+        for container in containers:
+            if any(name.startswith(f"/{VOLUME}") for name in container["Names"]):
+                await engine.remove(container["Id"])
+        await engine.remove_volumes(label)
 
 
 async def _remove_images(engine: Engine, images: list[dict[str, Any]]) -> int:

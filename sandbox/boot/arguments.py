@@ -8,6 +8,7 @@
     --channel-gid NUMBER      group that may reach the socket
     --worker-processes NUMBER most processes of the worker's uid; 100 unless told
     --preload MODULE          to import ahead for a program; any number of times
+    --env NAME=VALUE          for the agent's processes; any number of times
 
 It is read by hand: argparse and what it loads took a twentieth of a sandbox's start.
 """
@@ -22,13 +23,13 @@ from sandbox.types import Box, Identities
 
 _PLACES = ("--channel", "--attachments", "--workspace")
 _IDENTITIES = ("--runner-uid", "--worker-uid", "--channel-gid")
-_PROCESSES, _PRELOAD = "--worker-processes", "--preload"
+_PROCESSES, _PRELOAD, _ENV = "--worker-processes", "--preload", "--env"
 _EXIT_USAGE = 2
 
 
 def box_of(arguments: list[str]) -> Box:
     """Parses the arguments; wrong ones end the process with a line that says why."""
-    values: dict[str, list[str]] = {name: [] for name in (*_PLACES, *_IDENTITIES, _PROCESSES, _PRELOAD)}
+    values: dict[str, list[str]] = {name: [] for name in (*_PLACES, *_IDENTITIES, _PROCESSES, _PRELOAD, _ENV)}
     rest = iter(arguments)
     for name in rest:
         if name not in values:
@@ -46,7 +47,8 @@ def box_of(arguments: list[str]) -> Box:
         _refuse("the runner and the worker need two different uids, and none may be 0")
     processes = _number(_PROCESSES, ["100", *values[_PROCESSES]][-1])
     identities = Identities(*ids) if ids else None
-    return Box(channel, attachments, workspace, identities, processes, tuple(values[_PRELOAD]))
+    environment = tuple(entry.partition("=")[::2] for entry in values[_ENV])
+    return Box(channel, attachments, workspace, identities, processes, tuple(values[_PRELOAD]), environment)
 
 
 def _number(name: str, value: str) -> int:

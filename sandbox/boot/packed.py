@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     Entry = tuple[str, bool, int, int]
 
 FILE = os.path.join(sys.prefix, "modules.packed")
-PRELOADED = os.path.join(sys.prefix, "preload.packed")
+# The image's, as the modules in it are; the runtime is the same for all.
+PRELOADED = os.path.join("/opt/packages" if sys.prefix == "/opt/sandbox" else sys.prefix, "preload.packed")
 _LENGTH_BYTES = 8
 
 

@@ -169,7 +169,7 @@ class Supervisor:
     def _be_worker(self, commands: int, frames: int, output: int) -> int:
         place_pipes(commands, frames, output)
         identity.become_worker(self._box)
-        clean_process(self._box.workspace, self._cpu_millis)
+        clean_process(self._box, self._cpu_millis)
         worker = Worker()
         try:
             worker.serve()

@@ -11,10 +11,10 @@ import os
 import site
 import sys
 import time
-from pathlib import Path
 from types import ModuleType
 
 from sandbox.boot.diet import HOLDERS
+from sandbox.types import Box
 from sandbox.worker.streams import SPARE_FD
 from sandbox.worker.worker import COMMANDS_FD, FRAMES_FD
 
@@ -35,7 +35,7 @@ def place_pipes(commands: int, frames: int, output: int) -> None:
     os.closerange(_FIRST_FREE_FD, os.sysconf("SC_OPEN_MAX"))
 
 
-def clean_process(workspace: Path, cpu_millis: int | None) -> None:
+def clean_process(box: Box, cpu_millis: int | None) -> None:
     """Sets environment, working directory and import path, and takes our modules out of `sys.modules`.
 
     `cpu_millis`: thousandths of a CPU that the sandbox may use; None: no limit.
@@ -53,11 +53,7 @@ def clean_process(workspace: Path, cpu_millis: int | None) -> None:
     os.environ.update(
         {
             **temporary,
-            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-            "HOME": str(workspace),
-            "USER": _USER,
-            "LOGNAME": _USER,
-            "PWD": str(workspace),
+            "PATH": f"{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "TZ": "UTC",
             "PYTHONHASHSEED": "0",
@@ -65,11 +61,16 @@ def clean_process(workspace: Path, cpu_millis: int | None) -> None:
             # Libraries, `nproc` and a Python that is started from here would count the CPUs of the machine.
             "OMP_NUM_THREADS": str(cpus),
             "PYTHON_CPU_COUNT": str(cpus),
+            **dict(box.environment),
+            "HOME": str(box.workspace),
+            "USER": _USER,
+            "LOGNAME": _USER,
+            "PWD": str(box.workspace),
         }
     )
     time.tzset()
     site.USER_BASE = site.USER_SITE = None  # `site` finds them again on demand: these were below pid 1's HOME
-    os.chdir(workspace)
+    os.chdir(box.workspace)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _OURS:
             _kept_alive.append(module)

@@ -21,7 +21,7 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.hardening import demand
-from orchestrator.launch.names import ATTACHMENTS_DIR, SOCKET_NAME, WORKSPACE_DIR
+from orchestrator.launch.names import ATTACHMENTS_DIR, CHANNEL_FOLDER, RUNTIME_MOUNT, SOCKET_NAME, WORKSPACE_DIR
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import Confinement, SandboxExit, SandboxSpec
@@ -40,9 +40,10 @@ CONFINED = pb.Confinement(
     own_control_groups=True,
     mounts=[
         pb.Mount(target="/", type="overlay", read_only=True),
+        pb.Mount(target=RUNTIME_MOUNT, type="ext4", read_only=True, no_suid=True, no_dev=True),
         *(
-            pb.Mount(target=t, type="tmpfs", no_suid=True, no_dev=True, no_exec=True, size_bytes=4096, inodes=16)
-            for t in (WORKSPACE_DIR, ATTACHMENTS_DIR, "/tmp", "/dev/shm")
+            pb.Mount(target=t, type="tmpfs", no_suid=True, no_dev=True, no_exec=True, size_bytes=4096, inodes=8)
+            for t in (WORKSPACE_DIR, ATTACHMENTS_DIR, "/tmp", "/dev/shm", CHANNEL_FOLDER)
         ),
     ],
     limits=[

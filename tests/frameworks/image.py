@@ -33,11 +33,11 @@ BUILD_S = 1800
 DOCKERFILE = """\
 FROM {base} AS frameworks
 ENV LITELLM_LOCAL_MODEL_COST_MAP=True
-COPY packages /opt/sandbox/packages
-RUN chmod -R a+rX /opt/sandbox/packages && \\
-    python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/sandbox/packages
+COPY packages /opt/packages
+RUN chmod -R a+rX /opt/packages && \\
+    python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/packages
 FROM frameworks
-RUN python -m sandbox.boot.packed {modules}
+RUN PYTHONPATH=/opt/sandbox/app python -m sandbox.boot.packed {modules}
 """
 
 

@@ -21,10 +21,11 @@ import docker
 import pytest
 
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.contents import APP, ENVIRONMENT
 from orchestrator.launch.image.build import LABEL_CONTEXT, BuiltImage, ensure_image
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.image.wheels import wheels_cache
-from orchestrator.launch.names import CHANNEL_GID, IMAGE_REPOSITORY, LABEL_STAGE
+from orchestrator.launch.names import IMAGE_REPOSITORY, LABEL_RUNTIME, LABEL_STAGE
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -117,6 +118,7 @@ def _inside(engine: docker.DockerClient, image: BuiltImage, script: str, user: s
         image.image_id,
         entrypoint=["/opt/sandbox/bin/python", "-c"],
         command=[script],
+        environment=dict(ENVIRONMENT),
         user=user,
         network_mode="none",
         read_only=True,
@@ -233,27 +235,13 @@ print(json.dumps([len(set(sys.modules) - before), [path for path in opened if pa
     assert opened == []
 
 
-def test_only_the_runners_group_gets_past_the_channel_directory(
-    engine: docker.DockerClient, image: BuiltImage
-) -> None:
-    script = """
-import json, os
-def state(path):
-    s = os.stat(path)
-    return [s.st_uid, s.st_gid, oct(s.st_mode & 0o7777)]
-print(json.dumps([state("/run/channel"), state("/run/channel/box"), os.listdir("/run/channel/box")]))
-"""
-    assert _inside(engine, image, script) == [[0, CHANNEL_GID, "0o710"], [0, 0, "0o755"], []]
-    reach = "import json, os; print(json.dumps(os.access('/run/channel/box', os.X_OK)))"
-    assert _inside(engine, image, reach, user=f"20000:{CHANNEL_GID}") is True
-    assert _inside(engine, image, reach, user="20001:20001") is False
-
-
 def test_the_image_says_how_it_runs(engine: docker.DockerClient, image: BuiltImage) -> None:
     config = engine.images.get(image.image_id).attrs["Config"]
-    assert config["Entrypoint"] == ["/opt/sandbox/bin/python", "-P", "/opt/sandbox/app/sandbox/__main__.py"]
-    assert {"PYTHONHASHSEED=0", "LANG=C.UTF-8", "TZ=UTC", "PYTHONDONTWRITEBYTECODE=1"} <= set(config["Env"])
-    assert config["Labels"][LABEL_CONTEXT] == BuildContext.read(context_root()).digest
+    assert not config["Entrypoint"], "the runtime's program is every sandbox' own"
+    assert {"LANG=C.UTF-8", "TZ=UTC"} < set(config["Env"])
+    assert not any(APP in entry for entry in config["Env"]), "the agent gets these"
+    context = BuildContext.read(context_root()).digest
+    assert config["Labels"][LABEL_CONTEXT] == config["Labels"][LABEL_RUNTIME] == context
     assert image.python.startswith("3.")
 
 

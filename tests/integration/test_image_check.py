@@ -4,47 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import re
 import subprocess
 import sys
 import tarfile
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 
 import docker
 import pytest
+from docker.errors import APIError
+from docker.utils import kwargs_from_env
 
+from orchestrator.launch.docker.request import VOLUME
 from orchestrator.launch.image.build import ensure_image
-from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_PROJECT, PROJECT
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 Build = Callable[..., str]
 GOOD = f"""\
 FROM {DEFAULT_IMAGE}
-COPY packages /opt/sandbox/packages
-RUN chmod -R a+rX /opt/sandbox/packages && python -m compileall -q /opt/sandbox/packages
+COPY packages /opt/packages
+RUN chmod -R a+rX /opt/packages && python -m compileall -q /opt/packages
 """
-TOLD = f"""\
+ODD = f"""\
 FROM {DEFAULT_IMAGE}
+RUN mkdir /data && chmod u+s /usr/bin/env
 VOLUME /data
-ENV PYTHONPATH=/elsewhere
+ENV PYTHONPATH=/elsewhere LD_PRELOAD=/lib/none.so PYTHONHOME=/usr
+USER nobody
+HEALTHCHECK CMD true
 ENTRYPOINT ["python", "-m", "http.server"]
 """
-INSIDE = f"""\
+UNREADABLE = f"""\
+FROM {DEFAULT_IMAGE}
+COPY packages /opt/packages
+RUN chmod 0600 /opt/packages/greeting.py
+"""
+OLD = f"""\
 FROM {DEFAULT_IMAGE}
 COPY packages /opt/sandbox/packages
-RUN chmod 0600 /opt/sandbox/packages/greeting.py && chmod 0755 /run/channel && rmdir /workspace \\
- && chmod u+s /usr/bin/env && rm /opt/sandbox/app/sandbox/runner/__pycache__/wire.* \\
- && sed -i 's/^CONTRACT = .*/CONTRACT = 99/' /opt/sandbox/app/sandbox/runner/wire.py
 """
-SHADOWED = f"""\
+IN_THE_WAY = f"""\
 FROM {DEFAULT_IMAGE}
-RUN echo 'raise RuntimeError("another grpc")' > /opt/sandbox/app/grpc.py
-"""
-NOT_STARTING = f"""\
-FROM {DEFAULT_IMAGE}
-RUN rm /opt/sandbox/app/sandbox/runner/__pycache__/runner.* \\
- && echo 'raise SystemExit("a broken runner")' > /opt/sandbox/app/sandbox/runner/runner.py
+RUN rm -rf /tmp && ln -s /usr /tmp
 """
 
 
@@ -73,13 +79,48 @@ def build() -> Iterator[Build]:
     engine.close()
 
 
-def check(image: str) -> tuple[int, str]:
+def checked(image: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "import sys; from orchestrator.cli import main; sys.exit(main())"]
-    ended = subprocess.run(
+    return subprocess.run(
         [*command, "image", "check", image], capture_output=True, text=True, timeout=300, check=False
     )
+
+
+def check(image: str) -> tuple[int, str]:
+    ended = checked(image)
     assert ended.stderr == ""
     return ended.returncode, ended.stdout
+
+
+def changed(image: str, config: dict[str, str]) -> str:
+    """The same image with another configuration, under the same name."""
+    with closing(docker.APIClient(**kwargs_from_env())) as engine:
+        files = {}
+        with tarfile.open(fileobj=io.BytesIO(b"".join(engine.get_image(image)))) as saved:
+            for member in saved:
+                if (file := saved.extractfile(member)) is not None:
+                    files[member.name] = file.read()
+        manifest = json.loads(files["manifest.json"])
+        files[manifest[0]["Config"]] = json.dumps(json.loads(files[manifest[0]["Config"]]) | config).encode()
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+        engine.remove_image(image)
+        for line in engine.load_image(packed.getvalue()):
+            assert "error" not in line, line
+    return image
+
+
+def remove_volumes() -> None:
+    """Those of images that the test has made."""
+    with closing(docker.APIClient(**kwargs_from_env())) as engine:
+        for volume in engine.volumes(filters={"label": f"{LABEL_PROJECT}={PROJECT}"})["Volumes"]:
+            if volume["Name"].startswith(f"{VOLUME}image-"):
+                with suppress(APIError):  # another test uses it
+                    engine.remove_volume(volume["Name"])
 
 
 def wrong(said: str) -> set[str]:
@@ -94,20 +135,41 @@ def test_an_image_with_more_packages_can_serve(build: Build) -> None:
     assert said.endswith(f"{image} can serve\n")
 
 
-@pytest.mark.long
+def test_what_is_not_used_of_an_image_is_told(build: Build) -> None:
+    code, said = check(build(ODD))
+    assert (code, wrong(said)) == (0, set()), said
+    assert re.search(r"not used of it +Entrypoint, Volumes, Healthcheck, User\n", said), said
+    assert "the agent's, without LD_PRELOAD, PYTHONHOME" in said
+    remove_volumes()
+
+
 @pytest.mark.parametrize(
-    ("dockerfile", "names"),
+    ("dockerfile", "name", "cure"),
     [
-        (TOLD, {"entry point", "volumes", "PYTHONPATH", "packages"}),
-        (INSIDE, {"readable", "channel", "places", "setuid", "contract"}),
-        (SHADOWED, {"packages"}),
-        (NOT_STARTING, {"sandbox"}),
-        ("FROM scratch\nCOPY packages /x\n", {"made from ours", "entry point", "PYTHONPATH", "python"}),
+        (UNREADABLE, "packages", "chmod -R a+rX /opt/packages"),
+        (OLD, "packages", "packages go to /opt/packages now"),
+        (IN_THE_WAY, "sandbox", "may not be links"),
     ],
-    ids=["told", "inside", "shadowed", "not starting", "nothing of ours"],
+    ids=["unreadable", "old", "in the way"],
 )
-def test_a_broken_image_is_told_what_to_do(build: Build, dockerfile: str, names: set[str]) -> None:
+def test_a_broken_image_is_told_what_to_do(build: Build, dockerfile: str, name: str, cure: str) -> None:
     code, said = check(build(dockerfile))
-    assert (code, wrong(said)) == (1, names), said
-    assert said.count("  -> ") == len(names)
-    assert dockerfile != NOT_STARTING or "a broken runner" in said
+    assert (code, wrong(said)) == (1, {name}), said
+    assert said.count("  -> ") == 1
+    assert cure in said
+
+
+def test_an_image_of_another_machine_or_without_files_is_refused_in_one_line(build: Build) -> None:
+    for dockerfile, change, words in (
+        ("FROM scratch\nLABEL a=b\n", {}, "has no root file system"),
+        (
+            "FROM scratch\nCOPY packages /x\n",
+            {"architecture": "s390x"},
+            "is for linux/s390x, this machine is linux/",
+        ),
+    ):
+        image = changed(build(dockerfile), change) if change else build(dockerfile)
+        ended = checked(image)
+        assert ended.returncode == 3, ended
+        assert words in ended.stderr
+        assert ended.stderr.count("\n") == 1

@@ -258,7 +258,7 @@ async def test_a_task_with_an_image_in_a_file_is_carried_out_in_it_and_a_broken_
     assert well.code == 0, well.stdout + well.stderr
     assert "./own.tar, unpacked when it is first used" in well.stdout
     assert "confined as it must be" in well.stdout
-    look = "Thought.\n<code>\nfinal_answer(open('/opt/sandbox/packages/whose').read())\n</code>"
+    look = "Thought.\n<code>\nfinal_answer(open('/opt/packages/whose').read())\n</code>"
     async with ScriptedServer("vllm", always(look)) as server:
         given = {"group_size": 1, "max_retries": 0, "group_policy": "drop", "sandbox_image": "./own.tar"}
         asked = flags(home, server.base_url, launcher="oci", **given)
@@ -284,7 +284,7 @@ async def test_a_task_with_an_image_in_a_file_is_carried_out_in_it_and_a_broken_
 def save_own_image(file: Path) -> None:
     """The sandbox image with one more file, as `docker save` writes it."""
     tag = f"orchestrator-test-own:{uuid.uuid4().hex[:8]}"
-    recipe = f"FROM {DEFAULT_IMAGE}\nRUN printf mine > /opt/sandbox/packages/whose\n".encode()
+    recipe = f"FROM {DEFAULT_IMAGE}\nRUN printf mine > /opt/packages/whose\n".encode()
     with closing(docker.APIClient(**kwargs_from_env())) as engine:
         built = engine.build(fileobj=io.BytesIO(recipe), tag=tag, rm=True, decode=True)
         assert not [line for line in built if "error" in line]

@@ -14,8 +14,9 @@ import pytest
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.launch.confinement import untold_by, verify_confinement
+from orchestrator.launch.contents import ENVIRONMENT, PROGRAM, Contents, image_environment
 from orchestrator.launch.docker.facts import advice, engine_problem, image_problem, missing_features
-from orchestrator.launch.docker.request import create_body
+from orchestrator.launch.docker.request import create_body, image_volumes
 from orchestrator.launch.docker.verification import MEASURES, verify
 from orchestrator.launch.fitting import old_runc
 from orchestrator.launch.hardening import (
@@ -37,11 +38,13 @@ from tests.fakes.plans import a_sandbox
 
 SPEC = a_sandbox(image=DEFAULT_IMAGE)
 UIDS = UidPair(20_000, 20_001)
+RUNTIME = Mount("/opt/sandbox", "ext4", read_only=True, no_suid=True, no_dev=True)
+CONTENTS = Contents("/runtimes/1", {"A": "b", "LD_PRELOAD": "/lib/evil.so", "PATH": "/its/bin"})
 
 
 def body(spec: SandboxSpec = SPEC, **labels: str) -> dict[str, Any]:
     """What the Engine is asked for."""
-    return create_body(spec, harden(spec, UIDS, Path("/channel")), labels)
+    return create_body(spec, CONTENTS, harden(spec, UIDS, Path("/channel")), labels)
 
 
 CONFIG = body(run="r")
@@ -57,7 +60,12 @@ def obeyed(config: dict[str, Any] | None = None) -> dict[str, Any]:
         "Config": {"User": "0:0"},
         "HostConfig": host,
         "Mounts": [
-            {"Type": mount["Type"], "Destination": mount["Target"], "RW": not mount["ReadOnly"]}
+            {
+                "Type": mount["Type"],
+                "Destination": mount["Target"],
+                "RW": not mount["ReadOnly"],
+                "Name": mount.get("Source", "chosen by the Engine"),
+            }
             for mount in config["HostConfig"]["Mounts"]
         ],
         "NetworkSettings": {"Networks": {}},
@@ -76,12 +84,16 @@ def writable_channel(inspected: dict[str, Any]) -> None:
     inspected["Mounts"][0]["RW"] = True
 
 
+def another_runtime(inspected: dict[str, Any]) -> None:
+    inspected["Mounts"][1]["Name"] = "another"
+
+
 def anonymous_volume(inspected: dict[str, Any]) -> None:
     inspected["Mounts"].append({"Type": "volume", "Destination": "/data", "RW": True})
 
 
 def unlimited_terminals(inspected: dict[str, Any]) -> None:
-    inspected["HostConfig"]["Mounts"][1]["VolumeOptions"]["DriverConfig"]["Options"]["o"] = "ptmxmode=0666"
+    inspected["HostConfig"]["Mounts"][2]["VolumeOptions"]["DriverConfig"]["Options"]["o"] = "ptmxmode=0666"
 
 
 def other_user(inspected: dict[str, Any]) -> None:
@@ -106,6 +118,7 @@ WEAKENED = [
     ("tmpfs", bigger_tmp),
     ("tmpfs", host(Tmpfs=None)),
     ("mounts", writable_channel),
+    ("mounts", another_runtime),
     ("mounts", anonymous_volume),
     ("privileged", host(Privileged=True)),
     ("capabilities", host(CapAdd=["SETGID", "SETUID", "SYS_ADMIN"])),
@@ -194,9 +207,42 @@ def test_runtime_is_named_only_when_asked_for() -> None:
     assert config["HostConfig"]["Runtime"] == "runsc"
 
 
-def test_nothing_of_the_environment_enters_the_container() -> None:
-    assert "Env" not in CONFIG
+def test_pid_1_has_an_environment_of_its_own_and_the_agent_that_of_the_image() -> None:
+    given = dict(entry.partition("=")[::2] for entry in CONFIG["Env"])
+    assert {name for name, value in given.items() if value} == set(ENVIRONMENT)
+    assert {"A", "LD_PRELOAD"} < set(CONFIG["Env"]), "a name without a value takes the image's away"
+    environment = dict(box_of([*CONFIG["Entrypoint"][len(PROGRAM) :], *CONFIG["Cmd"]]).environment)
+    assert environment == {"A": "b", "PATH": "/its/bin"}, "LD_PRELOAD would end the sandbox's Python"
     assert json.loads(json.dumps(CONFIG)) == CONFIG
+
+
+def test_an_image_without_a_path_has_dockers() -> None:
+    assert "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" in Contents("/r", {}).command
+
+
+def test_an_environment_is_read_as_docker_does_and_has_a_bound() -> None:
+    assert image_environment("i", ["A=b=c", "B=", "no value", "=x", "A=d"]) == {"A": "d", "B": ""}
+    with pytest.raises(EnvironmentUnusable, match="image i takes 70002 bytes"):
+        image_environment("i", [f"A={'x' * 70_000}"])
+
+
+def test_a_volume_of_an_image_is_one_for_all_and_read_only() -> None:
+    volumes = image_volumes("i", "sha256:1", ["/data/", "var/lib", "/tmp"])
+    assert set(volumes) == {"/data", "/var/lib"}, "what is ours has a limit"
+    contents = replace(CONTENTS, volumes=volumes)
+    mounts = create_body(SPEC, contents, harden(SPEC, UIDS, Path("/channel")), {})["HostConfig"]["Mounts"]
+    assert {(m["Source"], m["ReadOnly"]) for m in mounts if m["Target"] in volumes} == {
+        (name, True) for name in volumes.values()
+    }
+    seen = replace(CONFINED, mounts=(*CONFINED.mounts, *(Mount(p, "ext4", read_only=True) for p in volumes)))
+    assert verify_confinement(seen, SPEC, volumes=volumes) == []
+    assert [line.partition(":")[0] for line in verify_confinement(seen, SPEC)] == ["mounts", "mounts"]
+
+
+@pytest.mark.parametrize("place", ["/", "/opt", "/opt/sandbox/app", "/proc/sys", "/run", "/tmp/below", "//opt//"])
+def test_a_volume_over_ours_is_refused(place: str) -> None:
+    with pytest.raises(EnvironmentUnusable, match="VOLUME"):
+        image_volumes("i", "sha256:1", [place])
 
 
 def rules(profile: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -260,8 +306,9 @@ CONFINED = Confinement(
         Mount("/sys/fs/cgroup", "tmpfs"),
         Mount("/sys/fs/cgroup/pids", "cgroup", read_only=True),
         Mount(CHANNEL_MOUNT, "ext4", read_only=True),
+        RUNTIME,
         Mount("/dev/pts", "devpts"),
-        *(Mount(target, "tmpfs", False, True, True, True, 4096, 16) for target in CONFIG["HostConfig"]["Tmpfs"]),
+        *(Mount(target, "tmpfs", False, True, True, True, 4096, 8) for target in CONFIG["HostConfig"]["Tmpfs"]),
     ),
     limits={
         "memory": SPEC.memory_bytes,
@@ -292,6 +339,11 @@ def with_mount(*mounts: Mount) -> dict[str, Any]:
         ("mounts", with_mount(Mount("/host", "ext4", read_only=True))),
         ("mounts", with_mount(Mount(CHANNEL_MOUNT, "ext4"))),
         ("mounts", with_mount(Mount("/etc/hosts", "ext4"))),
+        ("mounts", {"mounts": tuple(m for m in CONFINED.mounts if m is not RUNTIME)}),
+        ("mounts", {"mounts": (*CONFINED.mounts, RUNTIME)}),
+        ("mounts", {"mounts": tuple(replace(m, read_only=m is not RUNTIME) for m in CONFINED.mounts)}),
+        ("mounts", {"mounts": tuple(replace(m, no_suid=m is not RUNTIME) for m in CONFINED.mounts)}),
+        ("mounts", {"mounts": tuple(replace(m, no_dev=m is not RUNTIME) for m in CONFINED.mounts)}),
         ("tmpfs", {"mounts": tuple(m for m in CONFINED.mounts if m.target != "/tmp")}),
         ("tmpfs", with_mount(Mount("/tmp", "tmpfs", False, True, True, True, 0, 16))),
         ("tmpfs", with_mount(Mount("/tmp", "tmpfs", False, True, True, True, 1 << 30, 16))),
@@ -380,7 +432,6 @@ def test_limit_nobody_enforces_is_named(measure: str, changes: dict[str, Any]) -
         (replace(SPEC, memory_bytes=1 << 40), INFO, IMAGE, "sandbox_memory"),
         (replace(SPEC, cpus=64), INFO, IMAGE, "sandbox_cpus"),
         (SPEC, INFO | {"OSType": "windows"}, IMAGE, "Linux containers"),
-        (SPEC, INFO, {"Config": {"Volumes": {"/data": {}}}}, "volumes"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_with_what_to_do(

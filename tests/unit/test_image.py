@@ -26,6 +26,7 @@ from orchestrator.launch.image.build import (
     why_failed,
 )
 from orchestrator.launch.image.context import (
+    BUILD_REQUIREMENTS,
     DOCKERFILE,
     REQUIREMENTS,
     BuildContext,
@@ -33,7 +34,8 @@ from orchestrator.launch.image.context import (
     extra_requirements,
 )
 from orchestrator.launch.image.wheels import ImagePython, fetch_wheels, pip_reason
-from orchestrator.launch.names import CHANNEL_GID, EXTRAS
+from orchestrator.launch.names import EXTRAS, PACKAGES, RUNTIME_MOUNT
+from sandbox.boot import packed
 
 
 @pytest.fixture
@@ -42,6 +44,7 @@ def checkout(tmp_path: Path) -> Path:
     for name, text in {
         DOCKERFILE: "FROM scratch\n",
         REQUIREMENTS: "a==1\n",
+        BUILD_REQUIREMENTS: "b==1\n",
         "sandbox/__init__.py": "",
         "sandbox/worker/tools.py": "x = 1\n",
         "proto/rollout_api/v1/sandbox_pb2.py": "y = 2\n",
@@ -68,6 +71,7 @@ def test_the_context_holds_python_files_of_two_packages_and_nothing_else(checkou
         DOCKERFILE,
         "proto/rollout_api/v1/sandbox_pb2.py",
         "sandbox/__init__.py",
+        BUILD_REQUIREMENTS,
         REQUIREMENTS,
         "sandbox/worker/tools.py",
     ]
@@ -86,6 +90,12 @@ def test_the_digest_changes_with_every_file(checkout: Path, name: str) -> None:
     before = BuildContext.read(checkout).digest
     (checkout / name).write_text("changed\n")
     assert BuildContext.read(checkout).digest != before
+
+
+def test_the_runtime_is_the_same_whatever_is_installed_on_top() -> None:
+    plain, more = BuildContext.read(context_root()), BuildContext.read(context_root(), EXTRAS)
+    assert plain.digest != more.digest
+    assert plain.digest == plain.runtime_digest == more.runtime_digest
 
 
 def test_a_moved_file_changes_the_digest(checkout: Path) -> None:
@@ -118,15 +128,16 @@ def test_the_packed_context_has_the_files_and_the_wheels(checkout: Path) -> None
 def test_dockerfile_and_code_agree() -> None:
     dockerfile = BuildContext.read(context_root())[DOCKERFILE].decode()
     assert f"\nARG BASE_IMAGE={DEFAULT_BASE}\n" in dockerfile
-    assert f"chown 0:{CHANNEL_GID} /run/channel" in dockerfile
+    assert f"'%s\\n' /opt/sandbox/libraries {PACKAGES}" in dockerfile
+    assert f'"{PACKAGES}" if sys.prefix == "{RUNTIME_MOUNT}"' in Path(packed.__file__).read_text()
     assert not re.search(r"^RUN +--", dockerfile, re.MULTILINE), "only BuildKit knows RUN --mount and the like"
 
 
-@pytest.mark.parametrize("name", [REQUIREMENTS, *map(extra_requirements, EXTRAS)])
+@pytest.mark.parametrize("name", [BUILD_REQUIREMENTS, REQUIREMENTS, *map(extra_requirements, EXTRAS)])
 def test_requirements_are_pinned_hashed_and_the_same_for_every_machine(name: str) -> None:
     text = BuildContext.read(context_root(), EXTRAS)[name].decode()
     entries = [e for e in re.split(r"\n(?=\S)", text.replace("\\\n", "")) if not e.startswith("#")]
-    assert len(entries) > 10
+    assert len(entries) > (0 if name == BUILD_REQUIREMENTS else 10)
     for entry in entries:
         assert re.match(r"[a-z0-9-]+==\S+ +--hash=sha256:[0-9a-f]{64}", entry), entry[:60]
         assert ";" not in entry, "a marker: the host would evaluate it for its own Python"

@@ -51,15 +51,13 @@ def test_only_this_user_enters_the_store_whatever_the_umask_is(tmp_path: Path, u
         image = store.put(saved(tmp_path / "i.tar", layer(file("a/b/c", b"x"))), "n")
         with store.draft() as draft:
             made = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
-            folders = [path for path in made if path.is_dir() and not path.is_relative_to(image.root.folder)]
+            folders = [path for path in made if path.is_dir() and not path.is_relative_to(image.root)]
             assert draft in folders
             assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in folders} == {"0o700"}
     finally:
         os.umask(before)
     # But all that an image has is for all users of its sandboxes.
-    modes = {
-        str(path.relative_to(image.root.folder)): path.stat().st_mode for path in image.root.folder.rglob("*")
-    }
+    modes = {str(path.relative_to(image.root)): path.stat().st_mode for path in image.root.rglob("*")}
     assert {oct(stat.S_IMODE(modes[name])) for name in ("a", "a/b", "etc", "run", "proc")} == {"0o755"}
     assert {oct(stat.S_IMODE(modes[name])) for name in ("a/b/c", "etc/hosts")} == {"0o644"}
 

@@ -89,8 +89,8 @@ def test_layers_are_laid_over_each_other(tmp_path: Path, form: str) -> None:
     store = ImageStore(tmp_path / "store")
     image = store.put(path, "name:1")
     assert image.digest == hashlib.sha256(configured(*LAYERS)).hexdigest()
-    assert image.root.environment == ("A=b",)
-    assert image.root.entry_point == ("/run-me",)
+    assert image.config["Env"] == ["A=b"]
+    assert image.config["Entrypoint"] == ["/run-me"]
     assert image.size_bytes == sum(
         len(text) for text in ("1", "2", "old", "3", "4", "5", "#!", "new", "6", "a file now", "7")
     )
@@ -247,7 +247,7 @@ def test_folders_keep_their_times_and_the_root_may_have_an_entry(tmp_path: Path)
     """The sandbox compares its packed modules with folders' times."""
     told = {"type": tarfile.DIRTYPE, "mode": 0o755, "mtime": 1_000}
     entries = (("./", told, b""), ("./d", told, b""), file("./d/f"), ("./d/e", told, b""), file("./d/e/f"))
-    root = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", layer(*entries))).root.folder
+    root = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", layer(*entries))).root
     assert [(root / name).stat().st_mtime for name in ("d", "d/e")] == [1_000, 1_000]
 
 
@@ -318,7 +318,7 @@ def test_a_folder_that_becomes_a_link_changes_nothing_behind_it(tmp_path: Path, 
     first, then = [folder("a"), folder("a/inner", 0o755)], [file(".wh.a"), link("a", to)]
     layers = [layer(*first), layer(*then)] if between == "layers" else [layer(*first, link("a", to))]
     image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", *layers))
-    assert (image.root.folder / "a").is_symlink()
+    assert (image.root / "a").is_symlink()
     assert stat.S_IMODE((victim / "inner").stat().st_mode) == 0o700
     assert (victim / "inner").stat().st_mtime == 5
 
@@ -343,14 +343,14 @@ def test_no_link_is_followed_out_of_an_image(tmp_path: Path, entries: list[Entry
     except EnvironmentUnusable:
         assert left(store) == []
     else:  # what comes after a NUL is no part of the name
-        assert (image.root.folder / "a").is_file()
+        assert (image.root / "a").is_file()
     assert not [path for path in tmp_path.rglob("outside") if path.exists()]
     assert sorted(os.listdir("/etc")) == before
 
 
 def test_a_link_inside_is_followed_as_a_container_does(tmp_path: Path) -> None:
     layers = layer(folder("usr/bin"), link("bin", "usr/bin")), layer(file("./bin/new", b"x"), folder("bin/more"))
-    root = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", *layers)).root.folder
+    root = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", *layers)).root
     assert (root / "bin").is_symlink()
     assert (root / "usr/bin/new").read_bytes() == b"x"
     assert (root / "usr/bin/more").is_dir()
@@ -408,7 +408,7 @@ def test_an_image_of_any_depth_can_be_replaced_and_removed(tmp_path: Path, then:
     store = ImageStore(tmp_path / "store")
     layers = [layer(folder(DEEP), file(f"{DEEP}/leaf")), *([layer(*then)] if then else [])]
     image = store.put(saved(tmp_path / "i.tar", *layers), "n")
-    assert (image.root.folder / "n").is_dir() == (not then)
+    assert (image.root / "n").is_dir() == (not then)
     store.put(saved(tmp_path / "2.tar", layer(file("a"))), "n")
     assert store.remove_unused() == 1
     assert not image.folder.exists()
@@ -486,14 +486,34 @@ def test_a_configuration_of_other_types_is_refused(tmp_path: Path, config: objec
 def test_what_sandboxes_do_not_use_of_a_configuration_is_left_out(tmp_path: Path) -> None:
     config = {"config": {"Env": ["A=b"], "Entrypoint": None, "Labels": None, "Cmd": json.loads(deep(300))}}
     image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config=config))
-    assert image.config == {"Env": ["A=b"], "Entrypoint": [], "Labels": {}, "Volumes": {}}
+    assert image.config == {"Env": ["A=b"], "Entrypoint": [], "Labels": {}, "Volumes": {}, "Cmd": True}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"architecture": "s390x"}, "is for linux/s390x, this machine is linux/"),
+        ({"os": "windows"}, "is for windows/"),
+        ({"rootfs": {"diff_ids": []}}, "has no root file system"),
+        ({"rootfs": {"diff_ids": ["sha256:1"] * 10_000}}, "has 10000 layers, at most 256"),
+    ],
+)
+def test_an_image_that_no_sandbox_can_have_is_refused_in_one_line(
+    tmp_path: Path, more: dict[str, object], words: str
+) -> None:
+    store = ImageStore(tmp_path / "store")
+    told = json.dumps(json.loads(configured(LAYERS[0])) | more).encode()
+    with pytest.raises(EnvironmentUnusable, match=words) as refused:
+        store.put(saved(tmp_path / "i.tar", LAYERS[0], told=told))
+    assert str(refused.value).isprintable()
+    assert not (tmp_path / "store").exists(), "nothing is left"
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "a\udcff", "a\u202eb", "n" * 300])
 def test_any_name_is_kept_or_refused_in_one_plain_line(tmp_path: Path, name: str) -> None:
     store = ImageStore(tmp_path / "store")
     if len(name) < 256:
-        root = store.put(saved(tmp_path / "i.tar", layer(file(name, b"x")))).root.folder
+        root = store.put(saved(tmp_path / "i.tar", layer(file(name, b"x")))).root
         assert (root / name).read_bytes() == b"x"
     with pytest.raises(EnvironmentUnusable) as refused:
         store.put(saved(tmp_path / "2.tar", layer(file(name), file(f"{name}/b"), file(f"../{name}"))))
@@ -514,7 +534,7 @@ def test_what_can_change_who_one_is_does_not_come_along(tmp_path: Path) -> None:
         file("//twice", b"3"),
         file("TWICE", b"4"),
     ]
-    root = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", layer(*entries))).root.folder
+    root = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", layer(*entries))).root
     assert stat.S_IMODE((root / "setuid").stat().st_mode) == 0o755
     assert stat.S_IMODE((root / "sticky").stat().st_mode) == 0o755
     assert not (root / "pipe").exists()
@@ -552,7 +572,7 @@ def test_a_layer_that_docker_saved_as_a_link_is_found(tmp_path: Path) -> None:
         link("two/layer.tar", "../one/layer.tar"),
     ]
     (path := tmp_path / "i.tar").write_bytes(layer(*entries))
-    assert (ImageStore(tmp_path / "store").put(path).root.folder / "a").read_bytes() == b"x"
+    assert (ImageStore(tmp_path / "store").put(path).root / "a").read_bytes() == b"x"
     entries[2] = link("one/layer.tar", "../two/layer.tar")
     path.write_bytes(layer(*entries))
     with pytest.raises(EnvironmentUnusable, match="is not a file"):

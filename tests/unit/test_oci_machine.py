@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import EnvironmentUnusable, SandboxLostError
+from orchestrator.launch.contents import PROGRAM, Contents
 from orchestrator.launch.control_groups import path_beside_ours
 from orchestrator.launch.hardening import MEASURE_NAMES, harden, writable_places
 from orchestrator.launch.names import CHANNEL_MOUNT
 from orchestrator.launch.oci import user_namespace as users
-from orchestrator.launch.oci.bundle import Root, bundle
+from orchestrator.launch.oci.bundle import bundle
 from orchestrator.launch.oci.machine import advice, does_not_fit, missing_limits, runtime_version
 from orchestrator.launch.oci.program import own_options
 from orchestrator.launch.oci.runtime import told_by_runtime
@@ -26,7 +27,8 @@ from tests.fakes.plans import a_sandbox
 
 SPEC = a_sandbox("image")
 ASKED = harden(SPEC, UidPair(20_000, 20_001), Path("/channel"))
-ROOT = Root(Path("/images/1/rootfs"), ("PATH=/bin",), ("/bin/python", "-P"))
+ROOT = Path("/images/1/rootfs")
+CONTENTS = Contents("/runtimes/1", {"PATH": "/bin"})
 NAME = "sandbox-1"
 
 
@@ -253,10 +255,10 @@ def test_without_the_tools_of_uidmap_they_are_named(
 
 
 def test_every_measure_is_asked_of_the_runtime() -> None:
-    told = bundle(ROOT, ASKED, NAME)
+    told = bundle(ROOT, CONTENTS, ASKED, NAME)
     process, linux = told["process"], told["linux"]
     assert told["root"] == {"path": "/images/1/rootfs", "readonly": True}
-    assert process["args"] == ["/bin/python", "-P", *ASKED.arguments]
+    assert process["args"] == [*PROGRAM, "--env", "PATH=/bin", *ASKED.arguments]
     assert {name for names in process["capabilities"].values() for name in names} == {"CAP_SETGID", "CAP_SETUID"}
     assert set(process["capabilities"]) == {"bounding", "effective", "permitted"}
     assert process["noNewPrivileges"] is True
@@ -280,13 +282,22 @@ def test_every_measure_is_asked_of_the_runtime() -> None:
         assert mounts[place.target]["options"] == list(place.options)
     writable = {name for name, mount in mounts.items() if "ro" not in mount["options"]}
     assert "max=8" in mounts["/dev/pts"]["options"]
-    assert writable == {"/proc", "/dev", "/dev/pts", "/workspace", "/attachments", "/tmp", "/dev/shm"}
+    assert writable == {
+        *("/proc", "/dev", "/dev/pts", "/workspace", "/attachments", "/tmp", "/dev/shm"),
+        "/run/channel",  # root's
+    }
+    assert mounts["/opt/sandbox"] == {
+        "destination": "/opt/sandbox",
+        "type": "bind",
+        "source": "/runtimes/1",
+        "options": ["bind", "ro", "nosuid", "nodev"],
+    }
     assert json.loads(json.dumps(told)) == told
 
 
 def test_an_ordinary_users_bundle_has_its_users_and_a_closed_folder_before_the_channel() -> None:
     both = UserNamespace([id_range(0, 1000, 1), id_range(1, 100_000, 65_536)], [id_range(0, 1001, 1)])
-    told = bundle(ROOT, ASKED, NAME, users=both)
+    told = bundle(ROOT, CONTENTS, ASKED, NAME, users=both)
     assert {"type": "user"} in told["linux"]["namespaces"]
     assert told["linux"]["uidMappings"][1] == {"containerID": 1, "hostID": 100_000, "size": 65_536}
     assert told["linux"]["gidMappings"] == [{"containerID": 0, "hostID": 1001, "size": 1}]
@@ -295,10 +306,10 @@ def test_an_ordinary_users_bundle_has_its_users_and_a_closed_folder_before_the_c
 
 
 def test_limits_that_nobody_can_set_are_not_asked_for() -> None:
-    told = bundle(ROOT, ASKED, NAME, unlimited=frozenset({"memory", "swap", "cpus", "pids"}))
+    told = bundle(ROOT, CONTENTS, ASKED, NAME, unlimited=frozenset({"memory", "swap", "cpus", "pids"}))
     assert set(told["linux"]["resources"]) == {"devices"}
     assert "cgroupsPath" not in told["linux"]
-    told = bundle(ROOT, ASKED, NAME, unlimited=frozenset({"swap"}))
+    told = bundle(ROOT, CONTENTS, ASKED, NAME, unlimited=frozenset({"swap"}))
     assert told["linux"]["resources"]["memory"] == {"limit": 1 << 30}
 
 
@@ -327,6 +338,7 @@ def shown(tmp_path: Path) -> Path:
     (own / "oom_score_adj").write_text("500\n")
     (own / "mountinfo").write_text(
         "36 35 98:0 /rootfs / ro,relatime - ext4 /dev/vda rw\n37 36 0:1 / /tmp rw - tmpfs t rw\n"
+        "38 36 98:0 /runtimes/1 /opt/sandbox ro,nosuid,nodev,relatime - ext4 /dev/vda rw\n"
     )
     (own / "limits").write_text(LIMITS)
     (own / "cgroup").write_text(CONTAINER)
@@ -359,6 +371,10 @@ def test_a_container_as_asked_passes(shown: Path) -> None:
         ("seccomp", "proc/7/status", "Seccomp:\t2", "Seccomp:\t0"),
         ("oom_score", "proc/7/oom_score_adj", "500", "0"),
         ("read_only_root", "proc/7/mountinfo", "/ ro,relatime", "/ rw,relatime"),
+        ("mounts", "proc/7/mountinfo", "/opt/sandbox ro,", "/opt/sandbox rw,"),
+        ("mounts", "proc/7/mountinfo", "ro,nosuid,nodev", "ro,nodev"),
+        ("mounts", "proc/7/mountinfo", "ro,nosuid,nodev", "ro,nosuid"),
+        ("mounts", "proc/7/mountinfo", "/opt/sandbox ", "/opt/other "),
         (
             "ulimits",
             "proc/7/limits",

@@ -106,6 +106,16 @@ class Engine:
         """Removes an image. DockerError: another image or a container needs it."""
         await self._find("remove image", lambda client: client.remove_image(image))
 
+    async def remove_volumes(self, label: str) -> None:
+        """Removes all volumes with a label that no container uses."""
+
+        def remove(client: APIClient) -> None:
+            for volume in client.volumes(filters={"label": label})["Volumes"] or ():
+                with suppress(APIError):  # a container uses it
+                    client.remove_volume(volume["Name"])
+
+        await self._call("remove volumes", remove)
+
     async def log_tail(self, container: str) -> str:
         """The end of what a container printed. Untrusted, for diagnosis."""
         output = await self._find("logs", lambda client: client.logs(container, tail=10))

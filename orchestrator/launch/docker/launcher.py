@@ -11,19 +11,22 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
 from orchestrator.launch.container import STARTS_AT_ONCE, ContainerLauncher
+from orchestrator.launch.contents import Contents, image_environment
 from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, Engine
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
 from orchestrator.launch.docker.facts import advice, describe, engine_problem, image_problem, missing_features
-from orchestrator.launch.docker.request import create_body
+from orchestrator.launch.docker.request import create_body, image_volumes
+from orchestrator.launch.docker.runtime import engine_runtime
 from orchestrator.launch.docker.sandbox import PAUSED, DockerSandbox
 from orchestrator.launch.docker.verification import verify
 from orchestrator.launch.hardening import Hardening, demand, writable_places
+from orchestrator.launch.image.facts import unfit
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import this_process
 from orchestrator.launch.uids import UidPair
@@ -63,6 +66,9 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         self._engine = Engine(threads=threads, timeout_s=call_timeout_s)
         self._call_timeout_s = call_timeout_s
         self._cpus = os.cpu_count() or 1
+        self._contents: dict[str, Contents] = {}  # by image
+        self._runtime = ""
+        self._preparing = asyncio.Lock()
         self._unremoved: dict[str, UidPair | None] = {}  # containers that may still exist, by name
         self._sweeping: asyncio.Task[None] | None = None
         self._events: EngineEvents | None = None
@@ -84,6 +90,7 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         demand(missing_features(info, self._waived))
         if problem := image_problem(spec, info, image):
             raise EnvironmentUnusable(problem)
+        await self._contents_of(spec.image)
         for line in advice(info, spec, self._max_sandboxes):
             self._advise(line)
 
@@ -101,7 +108,8 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         name = f"ready-{secrets.token_hex(8)}"
         self._unremoved[name] = None
         try:
-            await self._engine.create({"Image": spec.image, "Labels": self._labels(), "HostConfig": {}}, name)
+            body = {"Image": spec.image, "Cmd": ["-"], "Labels": self._labels(), "HostConfig": {}}
+            await self._engine.create(body, name)
             await uninterrupted(self._try_removal(name))
         except LaunchError:
             self._unremoved.pop(name, None)
@@ -114,6 +122,25 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         if self._events is None:
             self._events = EngineEvents(f"{LABEL_RUN}={self.run_id}", self, timeout_s=self._call_timeout_s)
             self._events.start()
+
+    async def _contents_of(self, image: str) -> Contents:
+        """Looked up once. Raises EnvironmentUnusable, DockerError."""
+        async with self._preparing:
+            if image not in self._contents:
+                inspected = await self._engine.image(image)
+                if inspected is None:
+                    raise EnvironmentUnusable(f"the sandbox image {image} is not here: pull or build it")
+                if problem := unfit(image, inspected):
+                    raise EnvironmentUnusable(problem)
+                config = inspected.get("Config") or {}
+                environment = image_environment(image, config.get("Env") or ())
+                volumes = image_volumes(image, inspected["Id"], config.get("Volumes") or ())
+                self._runtime = self._runtime or await asyncio.to_thread(engine_runtime, inspected["Id"])
+                self._contents[image] = Contents(self._runtime, environment, self._program, volumes)
+            return self._contents[image]
+
+    def _volumes(self, image: str) -> Collection[str]:
+        return self._contents[image].volumes
 
     def _sandbox(self, uids: UidPair) -> DockerSandbox:
         return DockerSandbox(self._engine, uids)
@@ -141,7 +168,11 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
     # ------------------------------------------------------------ one container
 
     async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, hardening: Hardening) -> None:
-        config = create_body(spec, hardening, self._labels(), self._waived)
+        try:
+            contents = await self._contents_of(spec.image)
+        except EnvironmentUnusable as error:  # a task's own image: the others go on
+            raise LaunchError(str(error)) from error
+        config = create_body(spec, contents, hardening, self._labels(), self._waived)
         try:
             sandbox.in_doubt = True
             sandbox.sandbox_id = await self._engine.create(config, sandbox.name)

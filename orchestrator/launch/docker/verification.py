@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.launch.hardening import NO_MEASURES, TERMINALS_MOUNT
+from orchestrator.launch.names import RUNTIME_MOUNT
 
 Inspected = Mapping[str, Any]  # the answer of the Engine's inspect call
 
@@ -58,7 +59,11 @@ MEASURES: dict[str, Callable[[Inspected], object]] = {
     "network": _network,
     "read_only_root": _host("ReadonlyRootfs", default=False),
     "tmpfs": _host("Tmpfs"),
-    "mounts": lambda answer: sorted((m["Type"], m["Destination"], m["RW"]) for m in answer.get("Mounts") or ()),
+    "mounts": lambda answer: sorted(
+        # Of volumes the name, but for that of the terminals, which the Engine chose.
+        (m["Type"], m["Destination"], m["RW"], m.get("Name") if m["Destination"] == RUNTIME_MOUNT else None)
+        for m in answer.get("Mounts") or ()
+    ),
     "privileged": _host("Privileged", default=False),
     "capabilities": _host("CapAdd", "CapDrop"),
     "no_new_privileges": _security_option("no-new-privileges"),
@@ -89,7 +94,8 @@ def verify(inspected: Inspected, config: Mapping[str, Any], waived: frozenset[st
         # If no runtime is asked for, the Engine's default is right.
         "HostConfig": {"Runtime": inspected["HostConfig"].get("Runtime"), **host},
         "Mounts": [
-            {"Type": m["Type"], "Destination": m["Target"], "RW": not m["ReadOnly"]} for m in host["Mounts"]
+            {"Type": m["Type"], "Destination": m["Target"], "RW": not m["ReadOnly"], "Name": m.get("Source")}
+            for m in host["Mounts"]
         ],
         "NetworkSettings": {},
     }

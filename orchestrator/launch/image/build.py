@@ -24,8 +24,10 @@ from docker.errors import APIError, DockerException
 from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.docker.client import connect, inspect_image, why_refused, why_unreachable
+from orchestrator.launch.docker.runtime import extract_runtime
 from orchestrator.launch.image.base import choose_base, probe_python
 from orchestrator.launch.image.context import (
+    BUILD_REQUIREMENTS,
     DOCKERFILE,
     REQUIREMENTS,
     BuildContext,
@@ -34,7 +36,10 @@ from orchestrator.launch.image.context import (
 )
 from orchestrator.launch.image.wheels import ImagePython, fetch_wheels, wheels_cache
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT, LABEL_VERSION
+from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.owner import this_process
+from orchestrator.launch.runtime_folder import find_runtime
+from orchestrator.rules.waits import uninterrupted
 
 # Written by Dockerfile.sandbox.
 LABEL_BASE = "orchestrator.base"
@@ -98,6 +103,8 @@ async def ensure_image(
         else:
             progress(f"{tag} is up to date")
         image = await asyncio.to_thread(inspect_image, engine, tag)
+        if image is not None and (fresh or find_runtime(ImageStore()) is None):
+            await uninterrupted(asyncio.to_thread(extract_runtime, engine, image["Id"]))
     except APIError as error:
         raise EnvironmentUnusable(f"Docker refused: {why_refused(error.explanation or error)}") from None
     except (DockerException, requests.RequestException) as error:
@@ -150,12 +157,13 @@ async def wheels_and_arguments(
     """What a build needs besides the context, which it is told by Dockerfile.sandbox' build arguments. Raises
     EnvironmentUnusable."""
     wheels: list[Path] = []
-    for name in (REQUIREMENTS, *map(extra_requirements, extras)):
+    for name in (BUILD_REQUIREMENTS, REQUIREMENTS, *map(extra_requirements, extras)):
         wheels += await fetch_wheels(context[name], python, cache=wheels_cache(), progress=progress)
     return wheels, {
         "BASE_IMAGE": base,
         "EXTRAS": " ".join(extras),
         "CONTEXT_DIGEST": context.digest,
+        "RUNTIME_DIGEST": context.runtime_digest,
         "PYTHON_VERSION": str(python),
         "ORCHESTRATOR_VERSION": __version__,
     }

@@ -12,9 +12,11 @@ from typing import IO
 
 import orchestrator
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.names import EXTRAS
 
 DOCKERFILE = "Dockerfile.sandbox"
 REQUIREMENTS = "sandbox/requirements.txt"
+BUILD_REQUIREMENTS = "sandbox/requirements-build.txt"
 _PACKAGES = ("sandbox", "proto/rollout_api")
 
 
@@ -32,6 +34,9 @@ def context_root() -> Path:
     raise EnvironmentUnusable(f"{DOCKERFILE} is missing from this installation: reinstall rollout-orchestrator")
 
 
+_EXTRAS = frozenset(map(extra_requirements, EXTRAS))
+
+
 @dataclass(frozen=True, slots=True)
 class BuildContext:
     """Name and content of every file the image is made of, except wheels."""
@@ -42,7 +47,7 @@ class BuildContext:
     def read(cls, root: Path, extras: Iterable[str] = ()) -> BuildContext:
         """Exactly the Dockerfile, the requirements (those of `extras` too) and the Python files of the two
         packages, without links. Raises EnvironmentUnusable."""
-        names = {DOCKERFILE, REQUIREMENTS, *map(extra_requirements, extras)}
+        names = {DOCKERFILE, REQUIREMENTS, BUILD_REQUIREMENTS, *map(extra_requirements, extras)}
         for package in _PACKAGES:
             names |= {p.relative_to(root).as_posix() for p in (root / package).rglob("*.py") if not p.is_symlink()}
         try:
@@ -56,11 +61,12 @@ class BuildContext:
     @property
     def digest(self) -> str:
         """Changes with any name or content, and with nothing else."""
-        digest = hashlib.sha256()
-        for name, content in self.files:
-            digest.update(f"{name}\0{len(content)}\0".encode())
-            digest.update(content)
-        return digest.hexdigest()
+        return _digest(self.files)
+
+    @property
+    def runtime_digest(self) -> str:
+        """As that of a context without extras: the runtime is the same."""
+        return _digest((name, content) for name, content in self.files if name not in _EXTRAS)
 
     def pack(self, wheels: Iterable[Path], out: IO[bytes]) -> None:
         """Writes the build context as tar, with `wheels` in a folder of that name, and rewinds `out`."""
@@ -71,6 +77,14 @@ class BuildContext:
                 with wheel.open("rb") as file:
                     tar.addfile(_entry(f"wheels/{wheel.name}", wheel.stat().st_size), file)
         out.seek(0)
+
+
+def _digest(files: Iterable[tuple[str, bytes]]) -> str:
+    digest = hashlib.sha256()
+    for name, content in files:
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def _entry(name: str, size_bytes: int) -> tarfile.TarInfo:

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.image.facts import UNUSED, unfit
 from orchestrator.launch.oci.tar import PIECE_BYTES, Frugal, Layer, entries, uncompressed
 from orchestrator.launch.oci.tree import Outside, Tree
 from orchestrator.rules.text import printable
@@ -52,6 +53,9 @@ class Archive(AbstractContextManager["Archive"]):
             data = _object(json.loads(content))
             self.config = _used(_object(data.get("config") or {}))
             self._layer_ids = _texts(_object(data["rootfs"])["diff_ids"])
+            described = {"Os": data.get("os"), "Architecture": data.get("architecture")}
+            if problem := unfit(os.fspath(path), {**described, "RootFS": {"Layers": self._layer_ids}}):
+                raise EnvironmentUnusable(problem)
             self._stack = stack.pop_all()
 
     def __exit__(self, *exception: object) -> None:
@@ -210,6 +214,7 @@ def _used(config: Mapping[str, Any]) -> dict[str, Any]:
         "Entrypoint": _texts(config.get("Entrypoint") or []),
         "Labels": dict(zip(labels, _texts(list(labels.values())), strict=True)),
         "Volumes": {place: {} for place in _object(config.get("Volumes") or {})},
+        **{name: True for name in UNUSED if config.get(name)},  # to be told of
     }
 
 

@@ -35,6 +35,7 @@ from orchestrator.launch.oci.buildah import Buildah, missing_packages
 from orchestrator.launch.oci.program import USUAL, find_runtime
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import user_namespace
+from orchestrator.launch.runtime_folder import stored_runtime
 from orchestrator.rules.waits import uninterrupted
 
 _ASK_S = 10  # for the Engine to say that it is there
@@ -76,6 +77,7 @@ async def ensure_stored(
         progress(f"{tag} is up to date")
     else:
         image = await _build(tag, store, runtime, context, base_image, extras, progress)
+    await asyncio.to_thread(stored_runtime, store)
     image_id = f"sha256:{image.digest}"
     return BuiltImage.of(tag, image_id, image.size_bytes, _labels(image), fresh=fresh, started_s=started)
 

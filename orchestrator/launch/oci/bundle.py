@@ -6,11 +6,11 @@ specification, `config.md` and `config-linux.md`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.launch.contents import ENVIRONMENT, Contents
 from orchestrator.launch.hardening import (
     CAPABILITIES,
     HOST_NAME,
@@ -23,46 +23,38 @@ from orchestrator.launch.hardening import (
     Hardening,
     seccomp_profile,
 )
-from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_GID, CHANNEL_MOUNT
+from orchestrator.launch.names import CHANNEL_MOUNT, RUNTIME_MOUNT
 from orchestrator.launch.oci.user_namespace import UserNamespace
 
 NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "uts")
 CPU_PERIOD_US = 100_000
 _CLOSED = ("nosuid", "nodev", "noexec")
-_CHANNEL_OPTIONS = ("mode=0710", f"gid={CHANNEL_GID}", "size=4096", "nr_inodes=8")
 _DEV_BYTES = 65_536  # it holds links and devices; only root could write there
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
-    """What an image gives a sandbox: the folder with its files, its environment, its program."""
-
-    folder: Path
-    environment: Sequence[str]
-    entry_point: Sequence[str]
-
-
 def bundle(
-    root: Root,
+    root: Path,
+    contents: Contents,
     hardening: Hardening,
     control_group: str,
     *,
     users: UserNamespace | None = None,
     unlimited: frozenset[str] = NO_MEASURES,
 ) -> dict[str, Any]:
-    """The bundle's configuration. `control_group`: its path, or its name beside that of the runtime's own process.
-    `users`: where an ordinary user makes it. `unlimited`: measures that nothing here can enforce and that the
-    operator has waived; a runtime that is asked for them, or for a control group of that name, would refuse."""
+    """The bundle's configuration. `root`: the image's files. `control_group`: its path, or its name beside that of
+    the runtime's own process. `users`: where an ordinary user makes it. `unlimited`: measures that nothing here
+    can enforce and that the operator has waived; a runtime that is asked for them, or for a control group of that
+    name, would refuse."""
     capabilities = [f"CAP_{name}" for name in CAPABILITIES]
     return {
         "ociVersion": "1.0.2",
-        "root": {"path": str(root.folder), "readonly": True},
+        "root": {"path": str(root), "readonly": True},
         "hostname": HOST_NAME,
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": [*root.entry_point, *hardening.arguments],
-            "env": list(root.environment),
+            "args": [*contents.command, *hardening.arguments],
+            "env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
             "cwd": "/",
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "rlimits": [
@@ -72,7 +64,7 @@ def bundle(
             "noNewPrivileges": True,
             "oomScoreAdj": OOM_SCORE,
         },
-        "mounts": _mounts(hardening, rootless=users is not None),
+        "mounts": _mounts(contents, hardening),
         "linux": {
             "namespaces": [{"type": name} for name in (*NAMESPACES, *(("user",) if users is not None else ()))],
             **({} if users is None else {"uidMappings": users.users, "gidMappings": users.groups}),
@@ -85,12 +77,8 @@ def bundle(
     }
 
 
-def _mounts(hardening: Hardening, *, rootless: bool) -> list[dict[str, Any]]:
-    """Without mqueue, which Docker mounts too: nothing here needs a message queue.
-
-    `rootless`: the image's files are all the user's, also the folder before the channel, which only the runner's
-    group may enter. So there is another one over it.
-    """
+def _mounts(contents: Contents, hardening: Hardening) -> list[dict[str, Any]]:
+    """Without mqueue, which Docker mounts too: nothing here needs a message queue."""
 
     def mount(target: str, kind: str, *options: str) -> dict[str, Any]:
         return {"destination": target, "type": kind, "source": kind, "options": list(options)}
@@ -102,8 +90,8 @@ def _mounts(hardening: Hardening, *, rootless: bool) -> list[dict[str, Any]]:
         mount("/sys", "sysfs", *_CLOSED, "ro"),
         mount("/sys/fs/cgroup", "cgroup", *_CLOSED, "relatime", "ro"),
         *(mount(place.target, "tmpfs", *place.options) for place in hardening.tmpfs),
-        *([mount(CHANNEL_FOLDER, "tmpfs", *_CLOSED, "ro", *_CHANNEL_OPTIONS)] if rootless else ()),
         {**mount(CHANNEL_MOUNT, "bind", "bind", "ro", *_CLOSED), "source": str(hardening.channel)},
+        {**mount(RUNTIME_MOUNT, "bind", "bind", "ro", "nosuid", "nodev"), "source": contents.runtime},
     ]
 
 

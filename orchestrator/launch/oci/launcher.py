@@ -21,10 +21,11 @@ from typing import Any
 from orchestrator.errors import EnvironmentUnusable, LaunchError, RolloutError
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.container import ContainerLauncher
+from orchestrator.launch.contents import PYTHON, Contents, image_environment
 from orchestrator.launch.control_groups import path_beside_ours
 from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden, writable_places
 from orchestrator.launch.names import is_gvisor, is_path
-from orchestrator.launch.oci.bundle import Root, bundle
+from orchestrator.launch.oci.bundle import bundle
 from orchestrator.launch.oci.leftovers import remember, remove_containers, runtime_command
 from orchestrator.launch.oci.machine import (
     advice,
@@ -39,6 +40,7 @@ from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import UserNamespace, user_namespace
 from orchestrator.launch.oci.verification import UNTOLD_BY_GVISOR, verify
+from orchestrator.launch.runtime_folder import stored_runtime
 from orchestrator.launch.uids import UidPair
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
@@ -62,6 +64,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         self._runtime_name = runtime
         self._store = store or ImageStore()
         self._images: dict[str, StoredImage] = {}
+        self._contents: dict[str, Contents] = {}  # by the image's digest
         self._using = ExitStack()  # nobody removes an image that is used
         self._directory: Path | None = None  # bundles, and what the runtime remembers of containers
         self._runtime: Runtime | None = None
@@ -98,10 +101,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         EnvironmentUnusable."""
         image = await self._image(spec.image)
         runtime, name = await self._open(), f"ready-{secrets.token_hex(8)}"
-        root = replace(image.root, entry_point=(*image.root.entry_point[:1], "--version"))
+        contents = replace(self._contents[image.digest], program=(PYTHON, "--version"))
         demands = replace(harden(spec, UidPair(0, 0), self._folder(name)), arguments=())
         try:
-            self._write_bundle(name, root, demands)
+            self._write_bundle(name, image, contents, demands)
             await runtime.start(name, self._folder(name))
         finally:
             await uninterrupted(self._try_removal(name))
@@ -129,7 +132,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         except EnvironmentUnusable as error:  # a task's own image: the others go on
             raise LaunchError(str(error)) from error
         runtime = await self._open()
-        self._write_bundle(sandbox.name, image.root, hardening)
+        self._write_bundle(sandbox.name, image, self._contents[image.digest], hardening)
         begun_s = asyncio.get_running_loop().time()
         pid = await runtime.start(sandbox.name, self._folder(sandbox.name))
         clock = sandbox.runs(pid, begun_s)
@@ -183,10 +186,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         assert self._directory is not None
         return self._directory / "bundles" / name
 
-    def _write_bundle(self, name: str, root: Root, demands: Hardening) -> None:
+    def _write_bundle(self, name: str, image: StoredImage, contents: Contents, demands: Hardening) -> None:
         """Raises LaunchError."""
         group = path_beside_ours(name)
-        config = bundle(root, demands, group, users=self._users, unlimited=self._unlimited)
+        config = bundle(image.root, contents, demands, group, users=self._users, unlimited=self._unlimited)
         folder = self._folder(name)
         try:
             folder.mkdir()
@@ -200,13 +203,16 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         return self._store.put(Path(name).expanduser()) if image is None and is_path(name) else image
 
     async def _image(self, name: str) -> StoredImage:
-        """Found once. Raises EnvironmentUnusable."""
+        """Found once, and what runs in it. Raises EnvironmentUnusable."""
         if name not in self._images:
             image = await asyncio.to_thread(self._find, name)
             if image is None:
                 raise EnvironmentUnusable(
                     f"the sandbox image {name} is not in the store of images: run `orchestrator image build --oci`"
                 )
+            environment = image_environment(name, image.config.get("Env") or ())
+            runtime = await asyncio.to_thread(stored_runtime, self._store)
+            self._contents[image.digest] = Contents(str(runtime.path), environment, self._program)
             self._using.enter_context(self._store.using(image))
             self._images[name] = image
         return self._images[name]

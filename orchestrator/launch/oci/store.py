@@ -5,6 +5,7 @@ images/DIGEST/image.json   its configuration; written last
 names/NAME   a link to the image's folder
 bases/NAME.tar   a root file system that images are built on
 drafts/   what will be an image, locked by the process that makes it
+runtimes/   see `launch/runtime_folder`
 """
 
 from __future__ import annotations
@@ -22,16 +23,15 @@ from typing import Any
 from urllib.parse import quote
 
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.launch.hardening import MIN_MEMORY_BYTES, writable_places
-from orchestrator.launch.names import CHANNEL_MOUNT, is_path
+from orchestrator.launch.hardening import CHANNEL_PLACE, MIN_MEMORY_BYTES, writable_places
+from orchestrator.launch.names import RUNTIME_MOUNT, is_path
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.buildah import remove_build
-from orchestrator.launch.oci.bundle import Root
 from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
 from orchestrator.launch.uids import UidPair
 
 ROOT = "rootfs"  # an image's files, in its folder
-_MOUNT_POINTS = ("/proc", "/dev", "/sys", CHANNEL_MOUNT)
+_MOUNT_POINTS = ("/proc", "/dev", "/sys", RUNTIME_MOUNT)
 _LEFT_BY_BUILDERS = ("hostname", "resolv.conf")  # in /etc: empty files, on which they have mounted theirs
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 
@@ -46,11 +46,9 @@ class StoredImage:
     size_bytes: int
 
     @property
-    def root(self) -> Root:
-        """What it gives a sandbox."""
-        return Root(
-            self.folder / ROOT, tuple(self.config.get("Env") or ()), tuple(self.config.get("Entrypoint") or ())
-        )
+    def root(self) -> Path:
+        """Its files."""
+        return self.folder / ROOT
 
 
 class ImageStore:
@@ -86,6 +84,10 @@ class ImageStore:
             image = self._read(place)
             assert image is not None, "nobody else changes the store"
             return image
+
+    def images(self) -> list[StoredImage]:
+        """All of them."""
+        return [image for folder in self._entries("images") if (image := self._read(folder)) is not None]
 
     @contextmanager
     def draft(self) -> Iterator[Path]:
@@ -231,7 +233,7 @@ def _complete(root: Path) -> None:
     points = dict.fromkeys(_MOUNT_POINTS, None) | {
         # runc gives a tmpfs the mode of the folder below it
         place.target: place.mode
-        for place in writable_places(MIN_MEMORY_BYTES, UidPair(0, 0))
+        for place in (*writable_places(MIN_MEMORY_BYTES, UidPair(0, 0)), CHANNEL_PLACE)
     }
     with Tree(root) as tree:
         tree.change(OPEN)  # every user of a sandbox passes here

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.launch.control_groups import CGROUPS, PROC, ControlGroup, control_groups, group_files
 from orchestrator.launch.hardening import CAPABILITIES, NO_MEASURES, OOM_SCORE, Hardening
+from orchestrator.launch.names import RUNTIME_MOUNT
 
 _CAPABILITY_NUMBERS = {"SETGID": 6, "SETUID": 7}
 _ALLOWED = sum(1 << _CAPABILITY_NUMBERS[name] for name in CAPABILITIES)
@@ -19,7 +20,7 @@ _NAMESPACES = {"net": "network", "ipc": "ipc", "pid": "namespaces", "uts": "name
 UNTOLD_BY_GVISOR = frozenset(
     {
         *("capabilities", "no_new_privileges", "seccomp", "oom_score", "network", "ipc", "namespaces"),
-        *("read_only_root", "ulimits"),
+        *("read_only_root", "mounts", "ulimits"),
     }
 )
 _ULIMITS = {
@@ -64,6 +65,9 @@ def _process(pid: int, hardening: Hardening, proc: Path) -> Iterator[tuple[str, 
     mounts = [line.split() for line in (own / "mountinfo").read_text().splitlines()]
     if not any(mount[4] == "/" and "ro" in mount[5].split(",") for mount in mounts):
         yield "read_only_root", "is not: the root file system takes writes"
+    runtime = [mount for mount in mounts if mount[4] == RUNTIME_MOUNT]
+    if len(runtime) != 1 or not {"ro", "nosuid", "nodev"} <= set(runtime[0][5].split(",")):
+        yield "mounts", f"have {RUNTIME_MOUNT} {len(runtime)} times, or not read-only, nosuid and nodev"
     limits = (own / "limits").read_text().splitlines()
     for name, most in hardening.ulimits.items():
         rows = [line[len(_ULIMITS[name]) :].split() for line in limits if line.startswith(_ULIMITS[name])]

@@ -1,7 +1,6 @@
 """Containers that run a test's own program in the place of the agent, under the launcher's full confinement.
 
-The image is the sandbox image with another entry point: it runs `probe.py` from the socket's directory
-as pid 1, and what that prints is read from the container's log.
+`probe.py` from the socket's directory runs as pid 1, and what it prints is read from the container's log.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import tarfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -22,16 +20,17 @@ import docker
 from docker.utils import kwargs_from_env
 
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.contents import PYTHON
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.sandbox import DockerSandbox
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE, LABEL_RUN
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.sandbox import OciSandbox
-from orchestrator.launch.oci.store import ImageStore, StoredImage
 from tests.fakes import oci_images
 from tests.fakes.plans import a_sandbox
 
 PROBE = "probe.py"
+PROGRAM = (PYTHON, "-u", f"{CHANNEL_MOUNT}/{PROBE}")
 MIB = 1 << 20
 
 
@@ -39,9 +38,7 @@ MIB = 1 << 20
 def probe_image(engine: docker.APIClient) -> Iterator[str]:
     """Built once per module; nothing of it stays."""
     tag = f"orchestrator-test-probe:{uuid.uuid4().hex[:8]}"
-    dockerfile = (
-        f'FROM {DEFAULT_IMAGE}\nENTRYPOINT ["/opt/sandbox/bin/python", "-u", "{CHANNEL_MOUNT}/{PROBE}"]\n'
-    ).encode()
+    dockerfile = f'FROM {DEFAULT_IMAGE}\nENTRYPOINT ["/bin/true"]\n'.encode()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         entry = tarfile.TarInfo("Dockerfile")
@@ -58,8 +55,8 @@ def probe_image(engine: docker.APIClient) -> Iterator[str]:
 
 @asynccontextmanager
 async def launcher_for(run: str, **options: Any) -> AsyncIterator[DockerLauncher]:
-    """A launcher, closed at the end, of which no container remains."""
-    launcher = DockerLauncher(run, **{"max_sandboxes": 4, **options})
+    """A launcher whose sandboxes run probes, closed at the end; no container of it remains."""
+    launcher = DockerLauncher(run, **{"max_sandboxes": 4, "program": PROGRAM, **options})
     try:
         yield launcher
     finally:
@@ -103,20 +100,11 @@ async def answer_of(engine: docker.APIClient, launcher: DockerLauncher, image: s
     return json.loads(text.strip().rpartition("\n")[2])
 
 
-class ProbeStore(ImageStore):
-    """The store, in which every image runs the probe."""
-
-    def find(self, name: str) -> StoredImage | None:
-        image = super().find(name)
-        entry_point = ["/opt/sandbox/bin/python", "-u", f"{CHANNEL_MOUNT}/{PROBE}"]
-        return image and replace(image, config={**image.config, "Entrypoint": entry_point})
-
-
 @asynccontextmanager
 async def oci_launcher_for(run: str, **options: Any) -> AsyncIterator[OciLauncher]:
     """A launcher without an Engine, whose sandboxes run probes; closed at the end."""
     await asyncio.to_thread(oci_images.stored_image)
-    launcher = OciLauncher(run, **{"max_sandboxes": 4, "store": ProbeStore(), **options})
+    launcher = OciLauncher(run, **{"max_sandboxes": 4, "program": PROGRAM, **options})
     try:
         yield launcher
     finally:

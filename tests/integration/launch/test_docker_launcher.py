@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import threading
 import time
 from contextlib import suppress
@@ -16,8 +17,11 @@ from docker.errors import NotFound
 
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.contents import ENVIRONMENT
+from orchestrator.launch.docker import launcher as docker_launcher
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.request import image_volumes
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import this_process
 from orchestrator.types import SandboxSpec
@@ -25,6 +29,7 @@ from tests.fakes.engine_proxy import Door, EngineProxy
 from tests.fakes.plans import a_sandbox
 from tests.integration.launch.probes import (
     MIB,
+    answer_of,
     containers_of,
     eventually,
     launcher_for,
@@ -54,8 +59,7 @@ async def test_container_tells_nothing_and_carries_what_the_reaper_needs(
         assert labels[LABEL_RUN] == run
         assert labels[LABEL_OWNER] == str(this_process())
         assert time.time() < int(labels[LABEL_DEADLINE])
-        image = engine.inspect_image(probe)
-        assert sorted(inspected["Config"]["Env"]) == sorted(image["Config"]["Env"])
+        assert sorted(inspected["Config"]["Env"]) == sorted(f"{name}={text}" for name, text in ENVIRONMENT.items())
         assert "canary-77c1" not in json.dumps(inspected)
         assert inspected["HostConfig"]["NetworkMode"] == "none"
         assert inspected["HostConfig"]["AutoRemove"] is False
@@ -73,12 +77,18 @@ async def test_live_sandboxes_have_uids_of_their_own(engine: docker.APIClient, p
 
 
 async def test_launch_refuses_a_container_that_is_not_confined_and_removes_it(
-    engine: docker.APIClient, probe: str, run: str
+    engine: docker.APIClient, probe: str, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = io.BytesIO(f"FROM {probe}\nVOLUME /data\n".encode())
+    recipe = io.BytesIO(f"FROM {probe}\nRUN mkdir /data && touch /data/of-the-image\nVOLUME /data\n".encode())
     image = f"{probe}-volume"
     assert all("error" not in line for line in engine.build(fileobj=recipe, tag=image, rm=True, decode=True))
     try:
+        async with launcher_for(run) as launcher:
+            flags = "os.statvfs('/data').f_flag"
+            look = f"import os, json\nprint(json.dumps([os.listdir('/data'), {flags} & os.ST_RDONLY]))"
+            assert await answer_of(engine, launcher, image, look) == [["of-the-image"], os.ST_RDONLY]
+        # As it would be if the Engine made the volume by itself.
+        monkeypatch.setattr(docker_launcher, "image_volumes", lambda *_: {})
         async with launcher_for(run) as launcher:
             with pytest.raises(EnvironmentUnusable, match=r"mounts is .*volume"):
                 async with probed(launcher, image, FOREVER):
@@ -88,6 +98,8 @@ async def test_launch_refuses_a_container_that_is_not_confined_and_removes_it(
         async with launcher_for(run, waived=waived) as launcher, probed(launcher, image, FOREVER) as sandbox:
             assert sandbox.sandbox_id
     finally:
+        for name in image_volumes(image, engine.inspect_image(image)["Id"], ["/data"]).values():
+            engine.remove_volume(name)
         engine.remove_image(image, force=True)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.contents import PROGRAM
 from orchestrator.launch.names import DEFAULT_IMAGE
 from tests.fakes.plans import a_sandbox
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
@@ -36,7 +37,7 @@ async def test_an_agent_finishes_in_gvisor_and_its_code_reaches_nothing(runsc: s
         step_timeout_s=8.0,
         max_steps=len(STEPS) + 1,
     )
-    async with launcher_for(run) as launcher:
+    async with launcher_for(run, program=PROGRAM) as launcher:
         with Channels(run) as channels, channels.directory() as channel:
             async with (
                 ScriptedOrchestrator(channel, script) as served,

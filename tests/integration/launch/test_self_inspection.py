@@ -13,7 +13,9 @@ import pytest
 from docker.errors import APIError
 
 from orchestrator.launch.confinement import verify_confinement
+from orchestrator.launch.contents import Contents
 from orchestrator.launch.docker.request import create_body
+from orchestrator.launch.docker.runtime import engine_runtime
 from orchestrator.launch.docker.verification import MEASURES, verify
 from orchestrator.launch.hardening import harden
 from orchestrator.launch.names import DEFAULT_IMAGE
@@ -78,7 +80,9 @@ def as_pid_1_sees_it(engine: docker.APIClient, made: str) -> Confinement:
 
 
 def asked_for(channel: Path, **changes: Any) -> dict[str, Any]:
-    config = copy.deepcopy(create_body(SPEC, harden(SPEC, UIDS, channel), {}))
+    config = copy.deepcopy(
+        create_body(SPEC, Contents(engine_runtime(SPEC.image), {}), harden(SPEC, UIDS, channel), {})
+    )
     config["HostConfig"] |= changes
     config["NetworkDisabled"] = config["HostConfig"]["NetworkMode"] == "none"
     return config | {"Entrypoint": ["/opt/sandbox/bin/python", "-c", LOOK]}

@@ -1,0 +1,135 @@
+"""Agents in images that are nothing like ours: the runtime needs nothing of them, and they get nothing into it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker.errors import APIError
+from docker.utils import kwargs_from_env
+
+from orchestrator.launch.base import Launcher
+from orchestrator.launch.channels import Channels
+from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.request import VOLUME
+from orchestrator.launch.names import LABEL_PROJECT, PROJECT
+from orchestrator.launch.oci.launcher import OciLauncher
+from orchestrator.launch.oci.store import ImageStore
+from tests.fakes import oci_images
+from tests.fakes.foreign_images import KINDS, SAYS, archive, loaded
+from tests.fakes.plans import a_sandbox
+from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
+from tests.integration.launch.probes import containers_of
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+
+STEPS = (
+    # The interpreter starts itself again, whatever the image's ENV says.
+    ("import os, sys, subprocess\nsubprocess.check_output([sys.executable, '-c', 'print(6 * 7)'])", "b'42\\n'"),
+    ("import multiprocessing\nmultiprocessing.get_context('spawn').Pool(1).map(abs, [-43])", "[43]"),
+    ("multiprocessing.get_context('forkserver').Pool(1).map(abs, [-44])", "[44]"),
+    # Nothing of the image is in its processes.
+    (
+        "import ctypes, curses, lzma, readline, sqlite3, ssl, grpc, xml.parsers.expat, decimal, zlib, bz2\n"
+        "import hashlib, locale, zoneinfo, datetime, socket, time\n"
+        "maps = [line.split()[-1] for line in open('/proc/self/maps') if '/' in line]\n"
+        "sorted({path for path in maps if not path.startswith(('/opt/sandbox/', '/dev/zero'))})",
+        "[]",
+    ),
+    ("locale.setlocale(locale.LC_ALL, 'C.UTF-8')", "C.UTF-8"),
+    ("str(datetime.datetime(2026, 7, 1, tzinfo=zoneinfo.ZoneInfo('Europe/Berlin')))", "2026-07-01 00:00:00+02:00"),
+    ("os.environ['TZ'] = 'Asia/Tokyo'\ntime.tzset()\ntime.tzname[0]", "JST"),
+    ("ssl.create_default_context().cert_store_stats()['x509_ca'] > 100", "True"),
+    ("[socket.gethostbyname('localhost'), 'localhost' in open('/etc/hosts').read()]", "['127.0.0.1', True]"),
+    # The image's programs are its own.
+    ("subprocess.check_output(['/say' if os.path.exists('/say') else '/bin/say'])", f"b'{SAYS}\\n'"),
+    ("os.environ['FROM_IMAGE']", "yes"),
+    ("[name for name, value in os.environ.items() if '/opt/sandbox' in value]", "[]"),
+    ("os.listdir('/workspace')", "[]"),
+    ("open('/opt/sandbox/x', 'w')", "Read-only file system"),
+    ("os.mkdir('/x')", "Read-only file system"),
+    ("open('note.txt', 'w').write('kept') and open('note.txt').read()", "kept"),
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("images")
+
+
+@asynccontextmanager
+async def docker_launcher(run: str, kind: str, files: Path) -> AsyncIterator[tuple[Launcher, str]]:
+    path = await asyncio.to_thread(archive, kind, files)
+    with loaded(path, f"foreign-{kind}:{run}") as image:
+        launcher = DockerLauncher(run, max_sandboxes=2, allow_localhost_tcp=True)
+        try:
+            yield launcher, image
+        finally:
+            await launcher.aclose()
+            assert containers_of(run) == []
+            remove_image_volumes()
+
+
+@asynccontextmanager
+async def oci_launcher(run: str, kind: str, files: Path) -> AsyncIterator[tuple[Launcher, str]]:
+    if why := oci_images.why_not():
+        pytest.skip(why)
+    await asyncio.to_thread(oci_images.stored_image)
+    path = await asyncio.to_thread(archive, kind, files)
+    store = ImageStore()
+    image = await asyncio.to_thread(store.put, path, f"foreign-{kind}:{run}")
+    launcher = OciLauncher(run, max_sandboxes=2, allow_localhost_tcp=True)
+    try:
+        yield launcher, f"foreign-{kind}:{run}"
+    finally:
+        await launcher.aclose()
+        for link in (store.folder / "names").iterdir():
+            if link.resolve() == image.folder:
+                link.unlink()
+        store.remove_unused()
+
+
+def remove_image_volumes() -> None:
+    with closing(docker.APIClient(**kwargs_from_env())) as engine:
+        for volume in engine.volumes(filters={"label": f"{LABEL_PROJECT}={PROJECT}"})["Volumes"] or ():
+            if volume["Name"].startswith(f"{VOLUME}image-"):
+                with suppress(APIError):  # another test uses it
+                    engine.remove_volume(volume["Name"])
+
+
+LAUNCHERS: Any = {"docker": docker_launcher, "oci": oci_launcher}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("launched", LAUNCHERS)
+async def test_an_agent_works_in_any_image(launched: str, kind: str, run: str, files: Path) -> None:
+    steps = [*STEPS]
+    if kind == "hostile":
+        held = "[name in os.environ for name in ('LD_PRELOAD', 'LD_AUDIT', 'PYTHONHOME')]"
+        shown = "[os.environ[name] for name in ('PATH', 'PYTHONPATH', 'MALLOC_CHECK_')]"
+        steps += [(held, "[False, False, False]"), (shown, "['/hostile:/bin', '/hostile', '3']")]
+    script = Script(
+        [*(action(code) for code, _ in steps), action("final_answer('through')")],
+        step_timeout_s=60.0,
+        max_steps=len(steps) + 1,
+    )
+    async with LAUNCHERS[launched](run, kind, files) as (launcher, image):
+        spec = a_sandbox(image)
+        await launcher.check(spec)
+        await launcher.ready(spec)
+        with Channels(run) as channels, channels.directory() as channel:
+            async with (
+                ScriptedOrchestrator(channel, script) as served,
+                launcher.launch(spec, channel) as sandbox,
+                asyncio.timeout(200),
+            ):
+                ended = await sandbox.exited()
+    assert ended.exit_code == 0, ended
+    for (code, expected), observed in zip(steps, served.observations, strict=True):
+        assert expected in observed, f"{code}\n--> {observed}"
+    assert served.answer == b"through"

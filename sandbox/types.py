@@ -24,9 +24,20 @@ class Identities:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentUser:
+    """Whom model-written code runs as in a user namespace of its own, where it may be root. `namespace`: the
+    descriptor of that namespace, whose owner is the worker's uid."""
+
+    namespace: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Box:
     """The places and identities this sandbox was started with. `identities` None: everything runs as one user.
-    `preload`: modules to import before there is a task, for an agent that is a program."""
+    `preload`: modules to import before there is a task, for an agent that is a program. `agent` None: there is no
+    user namespace, and code runs as the worker's uid."""
 
     channel: Path
     attachments: Path
@@ -34,6 +45,7 @@ class Box:
     identities: Identities | None
     worker_processes: int
     preload: tuple[str, ...] = ()
+    agent: AgentUser | None = None
 
     @property
     def socket(self) -> Path:

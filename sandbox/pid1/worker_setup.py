@@ -6,6 +6,7 @@ removed before any such code runs.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import site
@@ -15,12 +16,17 @@ from pathlib import Path
 from types import ModuleType
 
 from sandbox.boot.diet import HOLDERS
+from sandbox.types import AgentUser
 from sandbox.worker.streams import SPARE_FD
 from sandbox.worker.worker import COMMANDS_FD, FRAMES_FD
 
 _OURS = ("sandbox", "rollout_api", *HOLDERS)
 _USER = "user"  # the worker's uid has no name in the image; `getpass.getuser` reads LOGNAME and USER first
 _FIRST_FREE_FD = 6
+_PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
+_ALL_PROGRAMS = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as Docker's, for an agent with an account
+)
 _kept_alive: list[ModuleType] = []  # freeing them would copy the memory this process shares with pid 1
 
 
@@ -35,11 +41,12 @@ def place_pipes(commands: int, frames: int, output: int) -> None:
     os.closerange(_FIRST_FREE_FD, os.sysconf("SC_OPEN_MAX"))
 
 
-def clean_process(workspace: Path, cpu_millis: int | None) -> None:
+def clean_process(workspace: Path, cpu_millis: int | None, agent: AgentUser | None = None) -> None:
     """Sets environment, working directory and import path, and takes our modules out of `sys.modules`.
 
-    `cpu_millis`: thousandths of a CPU that the sandbox may use; None: no limit.
+    `cpu_millis`: thousandths of a CPU that the sandbox may use; None: no limit. `agent`: an account of the image.
     """
+    user, home = (_USER, str(workspace)) if agent is None else _account(agent.uid)
     cpus = len(os.sched_getaffinity(0))
     if cpu_millis is not None:
         cpus = min(cpus, max(1, -(-cpu_millis // 1000)))
@@ -53,10 +60,10 @@ def clean_process(workspace: Path, cpu_millis: int | None) -> None:
     os.environ.update(
         {
             **temporary,
-            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-            "HOME": str(workspace),
-            "USER": _USER,
-            "LOGNAME": _USER,
+            "PATH": f"{Path(sys.executable).parent}:{_PROGRAMS if agent is None else _ALL_PROGRAMS}",
+            "HOME": home,
+            "USER": user,
+            "LOGNAME": user,
             "PWD": str(workspace),
             "LANG": "C.UTF-8",
             "TZ": "UTC",
@@ -74,6 +81,16 @@ def clean_process(workspace: Path, cpu_millis: int | None) -> None:
         if name.partition(".")[0] in _OURS:
             _kept_alive.append(module)
             del sys.modules[name]
+
+
+def _account(uid: int) -> tuple[str, str]:
+    """(name, home) of a user of the image, by its number."""
+    with contextlib.suppress(OSError), open("/etc/passwd", encoding="utf-8", errors="replace") as accounts:
+        for line in accounts:
+            name, _, number, _, _, home, *_ = (*line.split(":"), *[""] * 6)
+            if number == str(uid):
+                return name, home or "/"
+    return (_USER, "/") if uid else ("root", "/root")
 
 
 def _show_cpus(cpus: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.settings.config import Config
 from orchestrator.types import (
+    STORAGE_INODES,
     AgentSpec,
     Attempt,
     Completion,
@@ -43,6 +44,11 @@ def some_limits(**changes: Any) -> Limits:
 
 def a_sandbox(image: str, **changes: Any) -> SandboxSpec:
     return replace(CONFIG.sandbox_spec(), image=image, **changes)
+
+
+def a_writable_sandbox(image: str, **changes: Any) -> SandboxSpec:
+    storage = {"storage_bytes": 64 << 20, "storage_inodes": STORAGE_INODES}
+    return a_sandbox(image, **{"root": "writable", **storage, **changes})
 
 
 def a_plan(index: int = 0, attempt: int = 0, **changes: object) -> RolloutPlan:

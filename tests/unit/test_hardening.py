@@ -152,7 +152,7 @@ def test_each_weakened_setting_is_named_and_can_be_waived(
 
 def test_every_measure_has_a_weakened_case() -> None:
     assert {name for name, _ in WEAKENED} | {"runtime"} == set(MEASURES)
-    assert set(MEASURES) | {IDENTITIES} == MEASURE_NAMES
+    assert set(MEASURES) | {IDENTITIES, "root_size"} == MEASURE_NAMES  # an Engine bounds no root
 
 
 def test_another_runtime_than_the_one_asked_for_is_refused() -> None:
@@ -325,6 +325,64 @@ def test_what_the_sandbox_sees_of_itself_is_checked(name: str, changes: dict[str
     assert problem.startswith(f"{name}: ")
     assert name in MEASURE_NAMES
     assert verify_confinement(weak, SPEC, frozenset({name})) == []
+
+
+WRITABLE = replace(SPEC, root="writable", storage_bytes=64 * MIB, storage_inodes=1000)
+WRITABLE_SEEN = replace(
+    CONFINED,
+    root_read_only=False,
+    mounts=(
+        *(m for m in CONFINED.mounts if m.target not in ("/", "/tmp", "/workspace")),
+        Mount("/", "overlay", False, True, True, False, 64 * MIB, 1000),
+        Mount("/opt/sandbox", "ext4", read_only=True),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "weak"),
+    [
+        ("root_size", Mount("/", "overlay", False, True, True, False, 65 * MIB, 1000)),
+        ("root_size", Mount("/", "overlay", False, True, True, False, 64 * MIB, 1001)),
+        ("root_size", Mount("/", "overlay", False, True, True, False, 0, 0)),
+        ("root_size", Mount("/", "ext4", False, True, True, False, 64 * MIB, 1000)),
+        ("root_size", Mount("/", "overlay", False, False, True, False, 64 * MIB, 1000)),
+        ("root_size", Mount("/", "overlay", False, True, False, False, 64 * MIB, 1000)),
+        ("mounts", Mount("/opt/sandbox", "ext4")),
+        ("mounts", Mount("/etc", "ext4")),
+    ],
+)
+def test_a_root_that_may_be_written_to_must_be_bounded(name: str, weak: Mount) -> None:
+    assert verify_confinement(WRITABLE_SEEN, WRITABLE) == []
+    others = tuple(m for m in WRITABLE_SEEN.mounts if m.target != weak.target)
+    (problem,) = verify_confinement(replace(WRITABLE_SEEN, mounts=(*others, weak)), WRITABLE)
+    assert problem.startswith(f"{name}: ")
+    assert name in MEASURE_NAMES
+
+
+def test_a_read_only_root_is_none_that_may_be_written_to() -> None:
+    assert any(p.startswith("root_size: ") for p in verify_confinement(CONFINED, WRITABLE))
+    assert any(p.startswith("read_only_root: ") for p in verify_confinement(WRITABLE_SEEN, SPEC))
+
+
+def test_what_is_written_to_the_root_counts_as_memory() -> None:
+    limits = harden(WRITABLE, UIDS, Path("/"))
+    assert limits.memory_bytes == SPEC.memory_bytes + 64 * MIB
+    assert {place.target for place in limits.tmpfs} == {"/attachments", "/dev/shm"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"root": "writable"},
+        {"root": "writable", "storage_bytes": 1},
+        {"storage_bytes": 1, "storage_inodes": 1},
+        {"layers": ("/x",)},
+    ],
+)
+def test_bounds_and_layers_go_with_a_writable_root_alone(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="writable root"):
+        replace(SPEC, **wrong)
 
 
 def test_what_gvisor_does_not_show_is_not_asked_of_it() -> None:

@@ -18,6 +18,7 @@ from orchestrator.launch.hardening import (
     NO_MEASURES,
     OOM_SCORE,
     READ_ONLY_PATHS,
+    RUNTIME_FOLDER,
     TERMINALS_MOUNT,
     TERMINALS_OPTIONS,
     Hardening,
@@ -35,11 +36,13 @@ _DEV_BYTES = 65_536  # it holds links and devices; only root could write there
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What an image gives a sandbox: the folder with its files, its environment, its program."""
+    """What an image gives a sandbox: the folder with its files, its environment, its program. `runtime`: what is
+    mounted read-only over a root that can be written to, so that the sandbox's own program stays as it is."""
 
     folder: Path
     environment: Sequence[str]
     entry_point: Sequence[str]
+    runtime: Path | None = None
 
 
 def bundle(
@@ -56,7 +59,7 @@ def bundle(
     capabilities = [f"CAP_{name}" for name in CAPABILITIES]
     return {
         "ociVersion": "1.0.2",
-        "root": {"path": str(root.folder), "readonly": True},
+        "root": {"path": str(root.folder), "readonly": hardening.root is None},
         "hostname": HOST_NAME,
         "process": {
             "terminal": False,
@@ -72,7 +75,7 @@ def bundle(
             "noNewPrivileges": True,
             "oomScoreAdj": OOM_SCORE,
         },
-        "mounts": _mounts(hardening, rootless=users is not None),
+        "mounts": _mounts(root, hardening, own_wall=users is not None or hardening.root is not None),
         "linux": {
             "namespaces": [{"type": name} for name in (*NAMESPACES, *(("user",) if users is not None else ()))],
             **({} if users is None else {"uidMappings": users.users, "gidMappings": users.groups}),
@@ -80,16 +83,16 @@ def bundle(
             "resources": _resources(hardening, unlimited),
             "maskedPaths": list(MASKED_PATHS),
             "readonlyPaths": list(READ_ONLY_PATHS),
-            "seccomp": _seccomp(allow_localhost_tcp=hardening.allow_localhost_tcp),
+            "seccomp": _seccomp(hardening),
         },
     }
 
 
-def _mounts(hardening: Hardening, *, rootless: bool) -> list[dict[str, Any]]:
+def _mounts(root: Root, hardening: Hardening, *, own_wall: bool) -> list[dict[str, Any]]:
     """Without mqueue, which Docker mounts too: nothing here needs a message queue.
 
-    `rootless`: the image's files are all the user's, also the folder before the channel, which only the runner's
-    group may enter. So there is another one over it.
+    `own_wall`: the image's files are all the user's or the agent's, also the folder before the channel, which only
+    the runner's group may enter. So there is another one over it.
     """
 
     def mount(target: str, kind: str, *options: str) -> dict[str, Any]:
@@ -102,8 +105,13 @@ def _mounts(hardening: Hardening, *, rootless: bool) -> list[dict[str, Any]]:
         mount("/sys", "sysfs", *_CLOSED, "ro"),
         mount("/sys/fs/cgroup", "cgroup", *_CLOSED, "relatime", "ro"),
         *(mount(place.target, "tmpfs", *place.options) for place in hardening.tmpfs),
-        *([mount(CHANNEL_FOLDER, "tmpfs", *_CLOSED, "ro", *_CHANNEL_OPTIONS)] if rootless else ()),
+        *([mount(CHANNEL_FOLDER, "tmpfs", *_CLOSED, "ro", *_CHANNEL_OPTIONS)] if own_wall else ()),
         {**mount(CHANNEL_MOUNT, "bind", "bind", "ro", *_CLOSED), "source": str(hardening.channel)},
+        *(
+            [{**mount(RUNTIME_FOLDER, "bind", "bind", "ro", "nosuid", "nodev"), "source": str(root.runtime)}]
+            if root.runtime is not None
+            else ()
+        ),
     ]
 
 
@@ -120,8 +128,10 @@ def _resources(hardening: Hardening, unlimited: frozenset[str]) -> dict[str, Any
     return {**limits, "devices": [{"allow": False, "access": "rwm"}]}
 
 
-def _seccomp(*, allow_localhost_tcp: bool) -> dict[str, Any]:
+def _seccomp(hardening: Hardening) -> dict[str, Any]:
     """Without architectures: then the filter knows the native one alone."""
-    profile: Mapping[str, Any] = seccomp_profile(allow_localhost_tcp=allow_localhost_tcp)
+    profile: Mapping[str, Any] = seccomp_profile(
+        allow_localhost_tcp=hardening.allow_localhost_tcp, writable_root=hardening.root is not None
+    )
     rules = [{key: value for key, value in rule.items() if key != "comment"} for rule in profile["syscalls"]]
     return {**profile, "syscalls": rules}

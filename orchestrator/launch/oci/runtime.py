@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.errors import LaunchError, SandboxLostError
@@ -48,11 +49,11 @@ class Runtime:
         self._calls = 0
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
-    async def start(self, name: str, bundle: Path) -> int:
-        """Starts a container from the folder `bundle`. Returns the process id of its pid 1. LaunchError: the
-        runtime refused, or did not answer; `remove` it in any case."""
+    async def start(self, name: str, bundle: Path, more: Mapping[str, object] = MappingProxyType({})) -> int:
+        """Starts a container from the folder `bundle`. Returns the process id of its pid 1. `more`: of a root that
+        it may write to. LaunchError: the runtime refused, or did not answer; `remove` it in any case."""
         try:
-            answer = await self._call(start=name, bundle=str(bundle))
+            answer = await self._call(start=name, bundle=str(bundle), **more)
         except SandboxLostError as error:
             raise LaunchError(str(error)) from None
         if "error" in answer:

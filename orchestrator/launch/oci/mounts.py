@@ -1,0 +1,159 @@
+"""System calls that make the root of a sandbox that may write to it, and the user namespace of its agent.
+
+Runs in the keeper, whose mount namespace is its own: nothing made here outlives the keeper and its containers.
+Only the standard library is imported.
+
+    FOLDER/merged    what the sandbox sees: an overlay of
+    FOLDER/written   a tmpfs of limited size with `upper`, which takes what is written, and over
+    FOLDER/0, 1 ...  layers and image, read-only, where root makes it with the ids of the agent's namespace
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple, NoReturn
+
+MERGED, WRITTEN, UPPER = "merged", "written", "upper"
+OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 1, 2, 4, 0x4000, 0x80000
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same for all architectures
+_OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 4
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_IDMAP = 1, 0x100000
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
+
+
+class WritableRoot(NamedTuple):
+    """`lowers`: folders, top first. `owner`: the id, outside of the agent's namespace, that owns the root folder.
+    `shifted`: ids in `lowers` are those of the agent's namespace, and are to be shown so."""
+
+    lowers: Sequence[str]
+    size_bytes: int
+    inodes: int
+    owner: int
+    shifted: bool
+
+
+class AgentNamespace(NamedTuple):
+    """`owner`: the uid that may enter it. `ids`: lines as in /proc/PID/uid_map, for users and groups.
+    `processes`: most of all its users together."""
+
+    owner: int
+    ids: str
+    processes: int
+
+
+def leave_mounts() -> None:
+    """From here on this process has mounts of its own: what it mounts is seen by nobody else. Raises OSError."""
+    _demand(_libc.unshare(_CLONE_NEWNS), "a mount namespace")
+    _mount("none", "/", None, _MS_REC | _MS_SLAVE)
+
+
+def user_namespace(agent: AgentNamespace) -> int:
+    """A descriptor of a new user namespace. Raises OSError."""
+    ready, tell_ready = os.pipe()
+    over, tell_over = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _hold_namespace(agent, tell_ready, over, tell_over)
+    try:
+        os.close(tell_ready)
+        os.close(over)
+        if not os.read(ready, 1):
+            raise OSError(0, "the kernel makes no user namespace (see /proc/sys/user/max_user_namespaces)")
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{pid}/{name}", "w") as ids:
+                ids.write(agent.ids)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.close(tell_over)
+        os.waitpid(pid, 0)
+
+
+def _hold_namespace(agent: AgentNamespace, tell_ready: int, over: int, tell_over: int) -> NoReturn:
+    """Owns the namespace, and with it the limit of its processes; ends when the parent has a descriptor of it."""
+    try:
+        os.close(tell_over)
+        resource.setrlimit(resource.RLIMIT_NPROC, (agent.processes, agent.processes))
+        os.setresgid(agent.owner, agent.owner, agent.owner)
+        os.setresuid(agent.owner, agent.owner, agent.owner)
+        if _libc.unshare(_CLONE_NEWUSER) == 0:
+            os.write(tell_ready, b"x")
+            os.close(tell_ready)
+            os.read(over, 1)
+    finally:
+        os._exit(0)
+
+
+def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
+    """Mounts FOLDER/merged. `namespace`: the agent's. Raises OSError; then `remove_root` clears away the rest."""
+    for name in (MERGED, WRITTEN, *map(str, range(len(root.lowers)))):
+        os.mkdir(os.path.join(folder, name))
+    written, upper = os.path.join(folder, WRITTEN), os.path.join(folder, WRITTEN, UPPER)
+    size = f"size={root.size_bytes},nr_inodes={root.inodes},mode=0755"
+    _mount("tmpfs", written, "tmpfs", _MS_NOSUID | _MS_NODEV, size)
+    os.mkdir(upper)
+    os.chmod(upper, 0o755)  # noqa: S103 - the mode of the sandbox's root
+    os.chown(upper, root.owner, root.owner)
+    os.mkdir(os.path.join(written, "work"))
+    lowers = [
+        _shifted(lower, os.path.join(folder, str(number)), namespace) if root.shifted else lower
+        for number, lower in enumerate(root.lowers)
+    ]
+    places = [f"lowerdir={':'.join(map(_escaped, lowers))}", f"upperdir={_escaped(upper)}"]
+    places.append(f"workdir={_escaped(os.path.join(written, 'work'))}")
+    own = [OVERLAY_OPTIONS, *([] if root.shifted else ["userxattr"])]
+    _mount("overlay", os.path.join(folder, MERGED), "overlay", _MS_NOSUID | _MS_NODEV, ",".join((*places, *own)))
+    for number in range(len(root.lowers) if root.shifted else 0):  # the overlay has them by itself
+        _libc.umount2(os.fsencode(os.path.join(folder, str(number))), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+
+
+def remove_root(folder: str) -> None:
+    """Frees what a sandbox wrote. Idempotent."""
+    for name in (MERGED, WRITTEN):
+        _libc.umount2(os.fsencode(os.path.join(folder, name)), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                _libc.umount2(os.fsencode(entry.path), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+
+
+def _shifted(folder: str, target: str, namespace: int) -> str:
+    """Mounts `folder` at `target` with the ids of the namespace. Needs Linux 5.19."""
+    tree = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(folder), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    _demand(tree, f"a copy of the mount of {folder}")
+    try:
+        attributes = struct.pack("=QQQQ", _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_RDONLY, 0, 0, namespace)
+        changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+        _demand(changed, f"other ids for {folder} (it takes Linux 5.19 and a file system like ext4 or xfs)")
+        moved = _libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+        _demand(moved, f"a mount at {target}")
+    finally:
+        os.close(tree)
+    return target
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    kind_bytes = None if kind is None else kind.encode()
+    done = _libc.mount(source.encode(), os.fsencode(target), kind_bytes, flags, os.fsencode(options))
+    _demand(done, f"a mount of {kind or 'nothing'} at {target}")
+
+
+def _escaped(path: str) -> str:
+    """As overlayfs reads paths in its options."""
+    return "".join(f"\\{letter}" if letter in "\\:," else letter for letter in path)
+
+
+def _demand(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -1,0 +1,42 @@
+"""What the keeper is asked for where a sandbox may write to its root, and who the agent is then. Pure.
+
+The root is an overlay: the image and the layers over it, and a tmpfs of limited size that takes what is written.
+The agent has a user namespace of its own, with ids that no other sandbox has, and may be root in it: it has power
+over files and processes of these ids alone. `mounts` makes both; pid 1 gets the namespace as a descriptor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.launch.hardening import Hardening
+from orchestrator.launch.oci.store import StoredImage
+from orchestrator.launch.uids import RANGE_IDS, UidPair
+from orchestrator.types import SandboxSpec
+
+_NAMESPACE_FD = 3  # the first that an OCI runtime hands on
+
+
+def root_request(spec: SandboxSpec, image: StoredImage, hardening: Hardening, uids: UidPair) -> dict[str, Any]:
+    """What `Runtime.start` is told beside the bundle."""
+    assert hardening.root is not None
+    return {
+        "root": {
+            "lowers": [*spec.layers, str(image.root.folder)],
+            "size_bytes": hardening.root.size_bytes,
+            "inodes": hardening.root.inodes,
+            "owner": uids.first_of_range,
+            "shifted": True,
+        },
+        "agent": {
+            "owner": uids.worker,
+            "ids": f"0 {uids.first_of_range} {RANGE_IDS}",
+            "processes": hardening.worker_processes,
+        },
+    }
+
+
+def agent_arguments(uid: int, gid: int) -> tuple[str, ...]:
+    """What `python -m sandbox` is told."""
+    told = {"namespace": _NAMESPACE_FD, "uid": uid, "gid": gid}
+    return tuple(text for name, value in told.items() for text in (f"--agent-{name}", str(value)))

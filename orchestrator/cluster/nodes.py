@@ -235,7 +235,7 @@ class Nodes:
             parcels = await asyncio.to_thread(self._desk.parcels, attachments) if attachments else ()
         except OSError as error:
             raise LaunchError(f"the task's files cannot be read: {error.strerror}") from error
-        if self._env.launcher == "docker":
+        if self._env.takes_docker:
             await self._members.need_image(node, plan.sandbox.image)
         limits = None if rule is None else (rule.max_files, rule.max_bytes)
         order = Order(for_node(plan), parcels, limits, provision.tools, self.demand())

@@ -20,6 +20,7 @@ from orchestrator.completion.startup import wait_sayer
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.host.breaker import Breaker
+from orchestrator.host.launcher_kind import launcher_kind
 from orchestrator.host.local import LocalHost
 from orchestrator.host.needs import HostNeeds, completion_needs
 from orchestrator.host.resources import Resources
@@ -31,6 +32,7 @@ from orchestrator.launch.make import make_launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.brought import demand_tool_names
 from orchestrator.tools.functions import Workers
@@ -45,11 +47,12 @@ async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
     equipment = await asyncio.to_thread(equip, env) if needs.equipment is None else needs.equipment
     tools = await _host_tools(config, stack)
     check_team(env.managed_agents, equipment, tools)
-    launcher, channel_directory = _launcher(config, stack, notes)
+    kind = await launcher_kind(env, notes)
+    launcher, channel_directory = _launcher(env, kind, stack, notes)
     await _check_launcher(launcher, spec)
-    await _remove_leftovers(notes, docker=env.launcher == "docker")
+    await _remove_leftovers(notes, docker=kind in ("docker", "auto"))
     await asyncio.to_thread(check_tokenizer, env.tokenizer_name, config.openai[0].model_name)
-    service = "the OCI runtime" if env.launcher == "oci" else "Docker"
+    service = "the OCI runtime" if kind == "oci" else "Docker"
     breaker = Breaker(service, lambda: launcher.ready(spec), needs.say)
     # The pool makes its first sandboxes while the tokenizer loads.
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, breaker))
@@ -187,10 +190,9 @@ async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
 
 
 def _launcher(
-    config: Config, stack: AsyncExitStack, notes: list[str]
+    env: EnvSettings, kind: str, stack: AsyncExitStack, notes: list[str]
 ) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]]]:
     """(launcher, maker of the directories of sandboxes' sockets)."""
-    env = config.env
     sandboxes = env.max_concurrent_sandboxes + env.most_warm
     if note := make_room(sandboxes):
         notes.append(note)
@@ -198,7 +200,7 @@ def _launcher(
     if env.waive_hardening:
         notes.append(f"not demanded of sandboxes, as you asked: {', '.join(sorted(env.waive_hardening))}")
     launcher = make_launcher(
-        env.launcher,
+        kind,
         run_id,
         max_sandboxes=sandboxes,
         waived=frozenset(env.waive_hardening),

@@ -45,6 +45,7 @@ READ_ONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sys
 # The names by which the operator can waive single measures.
 NO_MEASURES: frozenset[str] = frozenset()
 IDENTITIES = "identities"  # only the sandbox itself can check it
+ID_RANGES = "id_ranges"  # of agents that may be root inside; asked before anything starts
 MEASURE_NAMES = frozenset(
     {
         *(
@@ -58,7 +59,7 @@ MEASURE_NAMES = frozenset(
             "no_new_privileges",
         ),
         *("seccomp", "memory", "swap", "oom_kill", "cpus", "pids", "ulimits", "ipc", "namespaces", "devices"),
-        *("hidden_paths", "log_limits", "user", "oom_score", "runtime", "terminals", IDENTITIES),
+        *("hidden_paths", "log_limits", "user", "oom_score", "runtime", "terminals", IDENTITIES, ID_RANGES),
     }
 )
 

@@ -57,7 +57,7 @@ class Config:
     def sandbox_spec(self) -> SandboxSpec:
         """What sandboxes are made of, unless a task names another image."""
         env = self.env
-        runtime = Path(env.oci_runtime).name if env.launcher == "oci" else env.docker_runtime
+        runtime = env.docker_runtime if env.takes_docker else Path(env.oci_runtime).name
         storage = (env.sandbox_storage, STORAGE_INODES) if env.sandbox_root == "writable" else (0, 0)
         return env.fill(SandboxSpec, runtime=runtime, storage_bytes=storage[0], storage_inodes=storage[1])
 

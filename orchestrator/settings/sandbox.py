@@ -38,11 +38,11 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "sandboxes kept ready on top; auto: up to a quarter of max_concurrent_sandboxes",
         unset=AUTO,
     )
-    launcher: Literal["docker", "oci", "process"] = row(
-        "docker",
-        Choice(("docker", "oci", "process")),
-        "what makes sandboxes; oci: runc or the like itself, without Docker; process: no isolation, model-written "
-        "code runs as you",
+    launcher: Literal["auto", "docker", "oci", "process"] = row(
+        "auto",
+        Choice(("auto", "docker", "oci", "process")),
+        "what makes sandboxes; auto: Docker, or oci where Docker cannot; oci: runc or the like itself, without "
+        "Docker; process: no isolation, model-written code runs as you",
         resume=Resume.CONFIRM,
         commands=(*RUNS, "demo", "image check", "doctor", "replay", "cleanup"),
         first_run=RUNS,
@@ -137,6 +137,12 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     output_bytes: int = row(32 * MEBIBYTE, Size(1), "most bytes of these files together", resume=Resume.SIZE)
 
     @property
+    def takes_docker(self) -> bool:
+        """Whether Docker makes the run's usual sandboxes, where it answers."""
+        needs_oci = self.sandbox_root == "writable" or is_path(self.sandbox_image)
+        return self.launcher == "docker" or (self.launcher == "auto" and not needs_oci)
+
+    @property
     def most_warm(self) -> int:
         """How many sandboxes are kept ready in addition to those that rollouts have."""
         return self.max_concurrent_sandboxes // 4 if self.warm_sandboxes is None else self.warm_sandboxes
@@ -147,7 +153,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
             raise ConfigError("env.sandbox_image: Docker takes the name of an image; only oci takes files")
         if self.sandbox_root == "writable" and self.launcher in ("docker", "process"):
             raise ConfigError(f"env.sandbox_root: writable needs --env.launcher oci, not {self.launcher}")
-        if self.docker_runtime is not None and self.launcher != "docker":
+        if self.docker_runtime is not None and not self.takes_docker:
             raise ConfigError(
                 f"env.docker_runtime: is for the launcher docker, not {self.launcher}; oci takes env.oci_runtime"
             )

@@ -152,7 +152,7 @@ def test_each_weakened_setting_is_named_and_can_be_waived(
 
 def test_every_measure_has_a_weakened_case() -> None:
     assert {name for name, _ in WEAKENED} | {"runtime"} == set(MEASURES)
-    assert set(MEASURES) | {IDENTITIES, "root_size"} == MEASURE_NAMES  # an Engine bounds no root
+    assert set(MEASURES) | {IDENTITIES, "root_size", "id_ranges"} == MEASURE_NAMES  # an Engine bounds no root
 
 
 def test_another_runtime_than_the_one_asked_for_is_refused() -> None:

@@ -25,7 +25,6 @@ from orchestrator.launch.hardening import (
     seccomp_profile,
 )
 from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_GID, CHANNEL_MOUNT
-from orchestrator.launch.oci.user_namespace import UserNamespace
 
 NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "uts")
 CPU_PERIOD_US = 100_000
@@ -50,12 +49,13 @@ def bundle(
     hardening: Hardening,
     control_group: str,
     *,
-    users: UserNamespace | None = None,
+    rootless: bool = False,
     unlimited: frozenset[str] = NO_MEASURES,
 ) -> dict[str, Any]:
     """The bundle's configuration. `control_group`: its path, or its name beside that of the runtime's own process.
-    `users`: where an ordinary user makes it. `unlimited`: measures that nothing here can enforce and that the
-    operator has waived; a runtime that is asked for them, or for a control group of that name, would refuse."""
+    `rootless`: an ordinary user makes it, as root of a user namespace. `unlimited`: measures that nothing here can
+    enforce and that the operator has waived; a runtime that is asked for them, or for a control group of that
+    name, would refuse."""
     capabilities = [f"CAP_{name}" for name in CAPABILITIES]
     return {
         "ociVersion": "1.0.2",
@@ -75,10 +75,9 @@ def bundle(
             "noNewPrivileges": True,
             "oomScoreAdj": OOM_SCORE,
         },
-        "mounts": _mounts(root, hardening, own_wall=users is not None or hardening.root is not None),
+        "mounts": _mounts(root, hardening, own_wall=rootless or hardening.root is not None),
         "linux": {
-            "namespaces": [{"type": name} for name in (*NAMESPACES, *(("user",) if users is not None else ()))],
-            **({} if users is None else {"uidMappings": users.users, "gidMappings": users.groups}),
+            "namespaces": [{"type": name} for name in NAMESPACES],
             **({} if unlimited else {"cgroupsPath": control_group}),
             "resources": _resources(hardening, unlimited),
             "maskedPaths": list(MASKED_PATHS),

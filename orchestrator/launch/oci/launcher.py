@@ -31,6 +31,7 @@ from orchestrator.launch.oci.machine import (
     advice,
     does_not_fit,
     missing_limits,
+    missing_ranges,
     runtime_version,
     why_no_containers,
 )
@@ -78,7 +79,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         if reason := why_no_containers():
             raise EnvironmentUnusable(reason)
         version = await asyncio.to_thread(runtime_version, find_runtime(self._runtime_name))
-        demand(missing_limits(self._waived))
+        demand([*missing_limits(self._waived), *missing_ranges(spec, self._waived)])
         if problem := does_not_fit(spec):
             raise EnvironmentUnusable(problem)
         await self._agent_user(spec, await self._image(spec.image))
@@ -183,7 +184,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 self._users = user_namespace()
                 self._directory = _make_directory(self.run_id, program)
                 command = runtime_command(program, self._directory, options)
-                self._runtime = Runtime(command, self._live)
+                self._runtime = Runtime(command, self._live, self._users)
             return self._runtime
 
     def _folder(self, name: str) -> Path:
@@ -208,10 +209,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         group, folder, root = path_beside_ours(name), self._folder(name), image.root
         more = {}
         if demands.root is not None:
-            more = root_request(spec, image, demands, uids)
+            more = root_request(spec, image, demands, uids, self._users)
             runtime = root.folder / RUNTIME_FOLDER.strip("/")
             root = replace(root, folder=folder / MERGED, runtime=runtime)
-        config = bundle(root, demands, group, users=self._users, unlimited=self._unlimited)
+        config = bundle(root, demands, group, rootless=self._users is not None, unlimited=self._unlimited)
         try:
             folder.mkdir()
             (folder / "config.json").write_text(json.dumps(config))

@@ -43,11 +43,11 @@ class WritableRoot(NamedTuple):
 
 
 class AgentNamespace(NamedTuple):
-    """`owner`: the uid that may enter it. `ids`: lines as in /proc/PID/uid_map, for users and groups.
-    `processes`: most of all its users together."""
+    """`owner`: the uid that may enter it. `maps`: as in /proc/PID/uid_map, of users and of groups. `processes`:
+    most of all its users together."""
 
     owner: int
-    ids: str
+    maps: Sequence[str]
     processes: int
 
 
@@ -69,9 +69,9 @@ def user_namespace(agent: AgentNamespace) -> int:
         os.close(over)
         if not os.read(ready, 1):
             raise OSError(0, "the kernel makes no user namespace (see /proc/sys/user/max_user_namespaces)")
-        for name in ("uid_map", "gid_map"):
+        for name, text in zip(("uid_map", "gid_map"), agent.maps, strict=True):
             with open(f"/proc/{pid}/{name}", "w") as ids:
-                ids.write(agent.ids)
+                ids.write(text)
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(ready)
@@ -105,16 +105,17 @@ def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
     os.chmod(upper, 0o755)  # noqa: S103 - the mode of the sandbox's root
     os.chown(upper, root.owner, root.owner)
     os.mkdir(os.path.join(written, "work"))
+    # Mounted in any case: the sandbox can read where the folders are that the overlay is made of.
     lowers = [
-        _shifted(lower, os.path.join(folder, str(number)), namespace) if root.shifted else lower
+        _lower(lower, os.path.join(folder, str(number)), namespace if root.shifted else None)
         for number, lower in enumerate(root.lowers)
     ]
     places = [f"lowerdir={':'.join(map(_escaped, lowers))}", f"upperdir={_escaped(upper)}"]
     places.append(f"workdir={_escaped(os.path.join(written, 'work'))}")
     own = [OVERLAY_OPTIONS, *([] if root.shifted else ["userxattr"])]
     _mount("overlay", os.path.join(folder, MERGED), "overlay", _MS_NOSUID | _MS_NODEV, ",".join((*places, *own)))
-    for number in range(len(root.lowers) if root.shifted else 0):  # the overlay has them by itself
-        _libc.umount2(os.fsencode(os.path.join(folder, str(number))), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+    for lower in lowers:  # the overlay has them by itself
+        _libc.umount2(os.fsencode(lower), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 
 
 def remove_root(folder: str) -> None:
@@ -127,14 +128,15 @@ def remove_root(folder: str) -> None:
                 _libc.umount2(os.fsencode(entry.path), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 
 
-def _shifted(folder: str, target: str, namespace: int) -> str:
-    """Mounts `folder` at `target` with the ids of the namespace. Needs Linux 5.19."""
+def _lower(folder: str, target: str, namespace: int | None) -> str:
+    """Mounts `folder` at `target`, which it returns; with the ids of the namespace, if there is one."""
     tree = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(folder), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     _demand(tree, f"a copy of the mount of {folder}")
     try:
-        attributes = struct.pack("=QQQQ", _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_RDONLY, 0, 0, namespace)
-        changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
-        _demand(changed, f"other ids for {folder} (it takes Linux 5.19 and a file system like ext4 or xfs)")
+        if namespace is not None:
+            attributes = struct.pack("=QQQQ", _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_RDONLY, 0, 0, namespace)
+            changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+            _demand(changed, f"other ids for {folder} (it takes Linux 5.19 and a file system like ext4 or xfs)")
         moved = _libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
         _demand(moved, f"a mount at {target}")
     finally:

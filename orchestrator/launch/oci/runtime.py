@@ -22,6 +22,7 @@ from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci.keeper import CALL_S
 from orchestrator.launch.oci.program import HANDED_DOWN
 from orchestrator.launch.oci.sandbox import OciSandbox
+from orchestrator.launch.oci.user_namespace import UserNamespace
 from orchestrator.rules.text import printable
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,14 @@ LOST = "the process that watches sandboxes has ended"
 
 
 class Runtime:
-    """`command`: the runtime's program and its global options. `live`: the sandboxes by name, which learn in the
-    event loop how they ended, or that nobody will learn it any more."""
+    """`command`: the runtime's program and its global options. `users`: where an ordinary user runs it. `live`:
+    the sandboxes by name, which learn in the event loop how they ended, or that nobody will learn it any more."""
 
-    def __init__(self, command: Sequence[str], live: Mapping[str, OciSandbox]) -> None:
-        self._command = command
+    def __init__(
+        self, command: Sequence[str], live: Mapping[str, OciSandbox], users: UserNamespace | None = None
+    ) -> None:
+        keeper = [sys.executable, "-I", "-S", str(_KEEPER), *command]
+        self._command = keeper if users is None else users.entered_by(keeper)
         self._live = live
         self._opening = asyncio.Lock()
         self._keeper: asyncio.subprocess.Process | None = None
@@ -105,7 +109,7 @@ class Runtime:
                 with theirs:
                     try:
                         self._keeper = await asyncio.create_subprocess_exec(
-                            *(sys.executable, "-I", "-S", str(_KEEPER), *self._command),
+                            *self._command,
                             stdin=theirs.fileno(),
                             stdout=asyncio.subprocess.DEVNULL,
                             stderr=asyncio.subprocess.PIPE,

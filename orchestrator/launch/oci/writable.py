@@ -11,26 +11,31 @@ from typing import Any
 
 from orchestrator.launch.hardening import Hardening
 from orchestrator.launch.oci.store import StoredImage
+from orchestrator.launch.oci.user_namespace import AGENT_ID, UserNamespace
 from orchestrator.launch.uids import RANGE_IDS, UidPair
 from orchestrator.types import SandboxSpec
 
 _NAMESPACE_FD = 3  # the first that an OCI runtime hands on
 
 
-def root_request(spec: SandboxSpec, image: StoredImage, hardening: Hardening, uids: UidPair) -> dict[str, Any]:
-    """What `Runtime.start` is told beside the bundle."""
+def root_request(
+    spec: SandboxSpec, image: StoredImage, hardening: Hardening, uids: UidPair, users: UserNamespace | None
+) -> dict[str, Any]:
+    """What `Runtime.start` is told beside the bundle. `users`: of an ordinary user, who cannot shift ids: the
+    user's files are the agent's as they are, and all agents have the same ids."""
     assert hardening.root is not None
+    maps = (f"0 {uids.first_of_range} {RANGE_IDS}",) * 2 if users is None else users.agent_maps
     return {
         "root": {
             "lowers": [*spec.layers, str(image.root.folder)],
             "size_bytes": hardening.root.size_bytes,
             "inodes": hardening.root.inodes,
-            "owner": uids.first_of_range,
-            "shifted": True,
+            "owner": uids.first_of_range if users is None else AGENT_ID,
+            "shifted": users is None,
         },
         "agent": {
             "owner": uids.worker,
-            "ids": f"0 {uids.first_of_range} {RANGE_IDS}",
+            "maps": maps,
             "processes": hardening.worker_processes,
         },
     }

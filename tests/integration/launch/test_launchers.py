@@ -23,7 +23,7 @@ from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Confinement, SandboxSpec
 from tests.fakes import oci_images
 from tests.fakes.fake_launcher import FakeLauncher
-from tests.fakes.plans import a_sandbox, a_writable_sandbox
+from tests.fakes.plans import WAIVED_WITHOUT_ROOT, a_sandbox, a_writable_sandbox
 from tests.integration.launch.probes import containers_of, eventually
 
 PLAIN = a_sandbox(image=DEFAULT_IMAGE)
@@ -69,7 +69,8 @@ async def candidate(
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         plain = WRITABLE if request.param == "oci-writable" else PLAIN
         spec = replace(plain, runtime=runtime, pids=512 if runtime == "runsc" else PLAIN.pids)
-        launcher = OciLauncher(run, max_sandboxes=2, runtime=runtime)
+        waived = WAIVED_WITHOUT_ROOT if request.param == "oci-writable" else frozenset()
+        launcher = OciLauncher(run, max_sandboxes=2, runtime=runtime, waived=waived)
         made = Candidate(launcher, lambda: containers_below(tmp_path), spec)
     elif request.param == "process":
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

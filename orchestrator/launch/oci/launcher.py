@@ -35,7 +35,7 @@ from orchestrator.launch.oci.machine import (
     runtime_version,
     why_no_containers,
 )
-from orchestrator.launch.oci.mounts import MERGED
+from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
 from orchestrator.launch.oci.program import USUAL, find_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
@@ -141,6 +141,8 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         begun_s = asyncio.get_running_loop().time()
         pid = await runtime.start(sandbox.name, self._folder(sandbox.name), more)
         clock = sandbox.runs(pid, begun_s)
+        if more:
+            sandbox.upper = runtime.seen_by_keeper(self._folder(sandbox.name) / WRITTEN / UPPER)
         unseen = UNTOLD_BY_GVISOR if is_gvisor(self._runtime_name) else NO_MEASURES
         for looks_left in reversed(range(_LOOKS)):
             try:

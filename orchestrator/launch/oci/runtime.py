@@ -64,6 +64,11 @@ class Runtime:
             raise LaunchError(told_by_runtime(answer["error"]))
         return int(answer["pid"])
 
+    def seen_by_keeper(self, path: Path) -> Path:
+        """The way to `path` among the mounts of the keeper, as long as it lives."""
+        assert self._keeper is not None
+        return Path(f"/proc/{self._keeper.pid}/root{path}")
+
     async def remove(self, name: str) -> bool:
         """Kills a container and all its processes, and removes it. False: there was none. Raises SandboxLostError
         if that did not work."""

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ from orchestrator.launch.hardening import (
     writable_places,
 )
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
-from orchestrator.launch.uids import UidPair
+from orchestrator.launch.oci.writable import agent_arguments
+from orchestrator.launch.uids import LAST_UID, SLOTS, UidPair, UidSlots
 from orchestrator.types import Confinement, Mount, SandboxSpec
 from sandbox.boot.arguments import box_of
+from sandbox.types import AgentUser
 from tests.fakes.plans import a_sandbox
 
 SPEC = a_sandbox(image=DEFAULT_IMAGE)
@@ -480,3 +483,22 @@ def test_modules_to_preload_are_arguments_and_keep_sandboxes_apart(tmp_path: Pat
     assert spec != SPEC
     assert box_of(list(harden(spec, UidPair(1, 2), tmp_path).arguments)).preload == spec.preload
     assert box_of(list(harden(SPEC, UidPair(1, 2), tmp_path).arguments)).preload == ()
+
+
+def test_pid_1_reads_whom_the_agent_is_to_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    usual = list(harden(WRITABLE, UidPair(1, 2), tmp_path).arguments)
+    assert box_of(usual).agent is None
+    assert box_of([*usual, *agent_arguments(1000, 5)]).agent == AgentUser(namespace=3, uid=1000, gid=5)
+    places = usual[:6]
+    for wrong in ([*usual, "--agent-uid", "0"], [*places, *agent_arguments(0, 0)]):
+        with pytest.raises(SystemExit):
+            box_of(wrong)
+    assert "come together or not at all" in capsys.readouterr().err
+
+
+def test_no_two_sandboxes_have_an_id_in_common() -> None:
+    slots = UidSlots(start=0)
+    firsts = sorted(slots.take().first_of_range for _ in range(SLOTS))
+    assert all(after - before >= 65_536 for before, after in pairwise(firsts))
+    assert firsts[0] > LAST_UID
+    assert firsts[-1] + 65_536 < 1 << 31

@@ -59,5 +59,7 @@ def _read(folder: Path, name: str) -> bytes:
         opened = os.open(name, _FILE, dir_fd=etc)
     finally:
         os.close(etc)
-    with open(opened, "rb") as file:
-        return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(opened).st_mode) else b""
+    try:
+        return os.pread(opened, _MOST_BYTES, 0) if stat.S_ISREG(os.fstat(opened).st_mode) else b""
+    finally:
+        os.close(opened)

@@ -94,10 +94,11 @@ class Tmpfs:
 
 @dataclass(frozen=True, slots=True)
 class RootBounds:
-    """What may be written to a root file system."""
+    """What may be written to a root file system. `on_disk`: not in memory, where it would not fit."""
 
     size_bytes: int
     inodes: int
+    on_disk: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +130,14 @@ def harden(spec: SandboxSpec, uids: UidPair, channel: Path, *, allow_localhost_t
     profile lets it open TCP sockets. Raises ConfigError for limits too low for any sandbox."""
     if spec.pids < MIN_PIDS:
         raise ConfigError(f"sandbox_pids is {spec.pids}, a sandbox needs at least {MIN_PIDS}")
-    root = RootBounds(spec.storage_bytes, spec.storage_inodes) if spec.is_writable else None
+    on_disk = spec.storage_bytes > spec.memory_bytes
+    root = RootBounds(spec.storage_bytes, spec.storage_inodes, on_disk) if spec.is_writable else None
     return Hardening(
         arguments=_arguments(spec, uids),
         channel=channel,
         tmpfs=writable_places(spec.memory_bytes, uids, writable_root=spec.is_writable),
-        memory_bytes=spec.memory_bytes + spec.storage_bytes,  # what is written to the root counts as memory
+        # What is written to a root in memory counts as memory.
+        memory_bytes=spec.memory_bytes + (0 if on_disk else spec.storage_bytes),
         cpus=spec.cpus,
         pids=spec.pids,
         ulimits={

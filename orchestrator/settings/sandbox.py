@@ -103,7 +103,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         512 * MEBIBYTE,
         Size(MEBIBYTE),
         f"what fits into a writable root, in at most {STORAGE_INODES:,} files; counts as memory, on top of "
-        "sandbox_memory",
+        "sandbox_memory, unless it is more than that: then it is on the disk of TMPDIR",
         resume=Resume.SIZE,
         from_run=("replay",),
     )

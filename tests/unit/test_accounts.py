@@ -10,9 +10,7 @@ import pytest
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.oci.accounts import account
 
-PASSWD = (
-    "root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/app:/bin/sh\n1234:x:77:78::/:/bin/sh\nbad:x:99999999:1::/\n"
-)
+PASSWD = "root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/app:/bin/sh\n1234:x:77:78::/:/bin/sh\nbad:x:99999999:1::/\n"
 GROUP = "root:x:0:\nstaff:x:50:app\n"
 
 

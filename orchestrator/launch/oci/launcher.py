@@ -197,6 +197,8 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         """(uid, gid) of the agent in its user namespace; None: it has none. Raises EnvironmentUnusable."""
         if not spec.is_writable:
             return None
+        if os.geteuid() != 0 and spec.storage_bytes > spec.memory_bytes:
+            raise EnvironmentUnusable("only root can have more env.sandbox_storage than env.sandbox_memory")
         if is_gvisor(self._runtime_name):
             raise EnvironmentUnusable(
                 "a writable root needs runc or crun (--env.oci_runtime): gVisor joins no user namespace"

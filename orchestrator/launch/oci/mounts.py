@@ -4,13 +4,16 @@ Runs in the keeper, whose mount namespace is its own: nothing made here outlives
 Only the standard library is imported.
 
     FOLDER/merged    what the sandbox sees: an overlay of
-    FOLDER/written   a tmpfs of limited size with `upper`, which takes what is written, and over
+    FOLDER/written   a tmpfs of limited size, or an ext4 in a file that has no name any more, with `upper`, which
+                     takes what is written, and over
     FOLDER/0, 1 ...  layers and image, read-only, where root makes it with the ids of the agent's namespace
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import resource
 import struct
@@ -26,18 +29,21 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 1, 2, 4, 0x4000, 0x80000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same for all architectures
 _OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 4
+_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LO_FLAGS_AUTOCLEAR, _LOOP_ATTEMPTS = 0x4C82, 0x4C0A, 4, 64
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_IDMAP = 1, 0x100000
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 
 
 class WritableRoot(NamedTuple):
-    """`lowers`: folders, top first. `owner`: the id, outside of the agent's namespace, that owns the root folder.
-    `shifted`: ids in `lowers` are those of the agent's namespace, and are to be shown so."""
+    """`lowers`: folders, top first. `on_disk`: what is written goes to a file of FOLDER's disk. `owner`: the id,
+    outside of the agent's namespace, that owns the root folder. `shifted`: ids in `lowers` are those of the agent's
+    namespace, and are to be shown so."""
 
     lowers: Sequence[str]
     size_bytes: int
     inodes: int
+    on_disk: bool
     owner: int
     shifted: bool
 
@@ -99,8 +105,11 @@ def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
     for name in (MERGED, WRITTEN, *map(str, range(len(root.lowers)))):
         os.mkdir(os.path.join(folder, name))
     written, upper = os.path.join(folder, WRITTEN), os.path.join(folder, WRITTEN, UPPER)
-    size = f"size={root.size_bytes},nr_inodes={root.inodes},mode=0755"
-    _mount("tmpfs", written, "tmpfs", _MS_NOSUID | _MS_NODEV, size)
+    if root.on_disk:
+        _mount_file(os.path.join(folder, "disk"), written, root)
+    else:
+        size = f"size={root.size_bytes},nr_inodes={root.inodes},mode=0755"
+        _mount("tmpfs", written, "tmpfs", _MS_NOSUID | _MS_NODEV, size)
     os.mkdir(upper)
     os.chmod(upper, 0o755)  # noqa: S103 - the mode of the sandbox's root
     os.chown(upper, root.owner, root.owner)
@@ -126,6 +135,46 @@ def remove_root(folder: str) -> None:
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
                 _libc.umount2(os.fsencode(entry.path), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+
+
+def _mount_file(file: str, target: str, root: WritableRoot) -> None:
+    """Mounts an ext4 in a sparse file without a name. It is gone with its mount, as is its loop device."""
+    options = ("-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "nodiscard", "-N", str(root.inodes * 9 // 10))
+    opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.truncate(opened, root.size_bytes)
+        status = os.spawnvp(os.P_WAIT, "mkfs.ext4", ["mkfs.ext4", *options, file])  # noqa: S606 - no shell is wanted
+        if status != 0:
+            raise OSError(0, f"mkfs.ext4 ended with {status} (it is in e2fsprogs)")
+        os.unlink(file)
+        device = _loop_device(opened)
+    finally:
+        os.close(opened)
+    try:
+        _mount(f"/proc/self/fd/{device}", target, "ext4", _MS_NOSUID | _MS_NODEV)
+    finally:
+        os.close(device)
+
+
+def _loop_device(file: int) -> int:
+    """The descriptor of one that shows `file` until nobody uses it any more. Raises OSError."""
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    config = struct.pack("=II52xI176x64x", file, 0, _LO_FLAGS_AUTOCLEAR)
+    try:
+        for attempts_left in reversed(range(_LOOP_ATTEMPTS)):
+            number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+            device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(device, _LOOP_CONFIGURE, config)
+            except OSError as error:
+                os.close(device)
+                if error.errno != errno.EBUSY or not attempts_left:  # another process was faster
+                    raise OSError(error.errno, f"a loop device: {error.strerror}") from error
+            else:
+                return device
+    finally:
+        os.close(control)
+    raise AssertionError("the last attempt raises")
 
 
 def _lower(folder: str, target: str, namespace: int | None) -> str:

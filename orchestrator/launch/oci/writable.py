@@ -30,6 +30,7 @@ def root_request(
             "lowers": [*spec.layers, str(image.root.folder)],
             "size_bytes": hardening.root.size_bytes,
             "inodes": hardening.root.inodes,
+            "on_disk": hardening.root.on_disk,
             "owner": uids.first_of_range if users is None else AGENT_ID,
             "shifted": users is None,
         },

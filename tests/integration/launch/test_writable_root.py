@@ -19,6 +19,7 @@ from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.usual import BothLaunchers
+from orchestrator.types import STORAGE_INODES
 from tests.fakes import oci_images
 from tests.fakes.plans import WAIVED_WITHOUT_ROOT, a_sandbox, a_writable_sandbox
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
@@ -124,6 +125,24 @@ async def test_what_is_written_ends_at_its_size_and_number_of_files(launcher: Oc
     assert "\n28\n16\n" in told[0]
     number = int(told[1].partition("28 ")[2].split()[0])
     assert 470 <= number < 500
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/dev/loop-control").exists(), reason="needs root and loop devices"
+)
+async def test_more_storage_than_memory_is_on_disk_and_gone_with_the_sandbox(launcher: OciLauncher) -> None:
+    look = (
+        "import os\nroom = os.statvfs('/')\nprint('room', room.f_blocks * room.f_frsize >> 20, room.f_files)\n"
+        "with open('/srv/big', 'wb', buffering=0) as big:\n    for _ in range(400): big.write(bytes(1 << 20))\n"
+        "print('more than memory', os.stat('/srv/big').st_size >> 20)"
+    )
+    told = await observed(launcher, look, memory_bytes=256 * MIB, storage_bytes=600 * MIB)
+    size, inodes = map(int, told[0].partition("room ")[2].split()[:2])
+    assert 500 < size <= 600
+    assert 80_000 < inodes <= STORAGE_INODES
+    assert "more than memory 400" in told[0]
+    backing = [path.read_text() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
+    assert [name for name in backing if "orchestrator-" in name] == []
 
 
 async def test_what_was_written_is_there_until_the_sandbox_is_removed(launcher: OciLauncher) -> None:

@@ -377,7 +377,7 @@ async def test_everything_cpython_can_do_works_in_a_step(made: Made) -> None:
 
 async def test_a_step_does_what_plain_python_does_in_the_image_too(made: Made) -> None:
     cases = [
-        (code.replace("os.getcwd()", "'/root'"), "\nroot" if "getuser" in code else told) for code, told in CASES
+        (code.replace("os.getcwd()", "'/root'"), "\nroot" if "getpass" in code else told) for code, told in CASES
     ]
     cases = cases if made.root else CASES
     steps = [action(code) for code, _ in cases]

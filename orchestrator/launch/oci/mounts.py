@@ -37,8 +37,8 @@ _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 
 class WritableRoot(NamedTuple):
     """`lowers`: folders, top first. `on_disk`: what is written goes to a file of FOLDER's disk. `owner`: the id,
-    outside of the agent's namespace, that owns the root folder. `shifted`: ids in `lowers` are those of the agent's
-    namespace, and are to be shown so."""
+    outside of the agent's namespace, that owns the root folder. `shifted`: `lowers` are to be shown with the ids
+    of the agent's namespace."""
 
     lowers: Sequence[str]
     size_bytes: int

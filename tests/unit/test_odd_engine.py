@@ -238,7 +238,7 @@ PODMAN = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Versio
 async def findings(engine: OddEngine, info: Mapping[str, object], waived: tuple[str, ...] = ()) -> list[str]:
     """What doctor says of an Engine without an image."""
     engine.answers |= {"/info": {**INFO, **info}}
-    config = Config(env=EnvSettings(waive_hardening=waived))
+    config = Config(env=EnvSettings(waive_hardening=waived, launcher="docker"))
     return [f"{found.level} {found.what}: {found.text}" async for found in check_sandboxes(config)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _CGROUP_COUNTERS = (
@@ -15,6 +15,11 @@ _CGROUP_COUNTERS = (
 def processes_of(uid: int) -> list[int]:
     """Process ids of everything that runs as `uid`."""
     return [pid for pid, _, owner in _processes() if owner == uid]
+
+
+def processes_of_others(uids: Collection[int]) -> list[int]:
+    """Process ids of everything that runs as none of `uids`."""
+    return [pid for pid, _, owner in _processes() if owner not in uids]
 
 
 def descendants_of(ancestor: int, but_not: int) -> list[int]:

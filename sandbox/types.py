@@ -24,10 +24,21 @@ class Identities:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentUser:
+    """Whom model-written code runs as in a user namespace of its own, where it may be root. `namespace`: the
+    descriptor of that namespace, whose owner is the worker's uid."""
+
+    namespace: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Box:
     """The places and identities this sandbox was started with. `identities` None: everything runs as one user.
     `preload`: modules to import before there is a task, for an agent that is a program. `environment`: the
-    image's, (name, value), for the agent's processes."""
+    image's, (name, value), for the agent's processes. `agent` None: there is no user namespace, and code runs as
+    the worker's uid."""
 
     channel: Path
     attachments: Path
@@ -36,6 +47,7 @@ class Box:
     worker_processes: int
     preload: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    agent: AgentUser | None = None
 
     @property
     def socket(self) -> Path:

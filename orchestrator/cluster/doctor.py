@@ -45,7 +45,7 @@ async def check_nodes(config: Config, tokenizer: HubTokenizer | None, link: Link
         return
     yield ok("cluster", f"nodes with the resource `sandbox`: {', '.join(sorted(node.name for node in nodes))}")
     env = config.env
-    image = await asyncio.to_thread(image_id, env.sandbox_image) if env.launcher == "docker" else None
+    image = await asyncio.to_thread(image_id, env.sandbox_image) if env.takes_docker else None
     name = env.tokenizer_name if tokenizer is None else tokenizer.name
     digest = None if tokenizer is None else await asyncio.to_thread(lambda: tokenizer.digest)
     doctor = _Doctor(settings_for_nodes(config, name), link, image, digest, await asyncio.to_thread(software))
@@ -94,7 +94,7 @@ class _Doctor:
     async def _findings(self, node: ListedNode, remote: Remote) -> AsyncIterator[Finding]:
         if node.draining:
             yield warn("node", "it is leaving the cluster, and gets no rollouts")
-        docker, image_comes = self.config.env.launcher == "docker", False
+        docker, image_comes = self.config.env.takes_docker, False
         inspection = await remote.look(self.config.env.sandbox_image, docker=docker)
         try:
             demand_same(inspection.software, self.software)

@@ -77,7 +77,7 @@ class Members:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Within this block nodes are looked for, watched and used."""
-        if self._env.launcher == "docker":
+        if self._env.takes_docker:
             self._image_id = await asyncio.to_thread(image_id, self._spec.image)
         try:
             await self._join_first(await first_nodes(self._link))
@@ -249,7 +249,7 @@ class Members:
 
     async def _open(self, node: Node) -> None:
         """Raises NodeLost, EnvironmentUnusable, LaunchError, SandboxLostError."""
-        docker, image, remote = self._env.launcher == "docker", self._spec.image, node.remote
+        docker, image, remote = self._env.takes_docker, self._spec.image, node.remote
         inspection = await remote.look(image, docker=docker)
         demand_same(inspection.software, self._opening.software)
         if docker and inspection.engine:  # without an Engine, opening it says what to do

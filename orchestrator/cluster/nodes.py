@@ -221,7 +221,7 @@ class Nodes:
         attachments, rule = plan.task.attachments, provision.output
         with os_error_as(LaunchError, "the task's files cannot be read"):
             parcels = await asyncio.to_thread(self._desk.parcels, attachments) if attachments else ()
-        if self._env.launcher == "docker":
+        if self._env.takes_docker:
             await self._members.need_image(node, plan.sandbox.image)
         limits = None if rule is None else (rule.max_files, rule.max_bytes)
         order = Order(for_node(plan), parcels, limits, provision.tools, self.demand())

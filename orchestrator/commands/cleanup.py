@@ -1,6 +1,6 @@
 """`orchestrator cleanup`: removes what killed runs left behind, and images that newer builds replaced.
 
-With the launcher docker, the Engine is asked; what the launcher oci leaves is removed in any case.
+The Engine is asked, with the launcher auto where it answers; what the launcher oci leaves is removed in any case.
 """
 
 import asyncio
@@ -14,11 +14,13 @@ from orchestrator.settings.config import Config
 
 def run(config: Config) -> int:
     """0: nothing of a dead run is left. Raises EnvironmentUnusable without an Engine to ask, if one is needed."""
+    env, reaped = config.env, None
     try:
-        docker = config.env.launcher == "docker"
-        reaped = asyncio.run(reap(old_images=True)) if docker else reap_directories()
-    except DockerError as error:
-        raise EnvironmentUnusable(str(error)) from error
+        reaped = asyncio.run(reap(old_images=True)) if env.takes_docker else None
+    except (DockerError, EnvironmentUnusable) as error:
+        if env.launcher == "docker":
+            raise EnvironmentUnusable(str(error)) from error
+    reaped = reaped or reap_directories()
     images = reaped.images + (store := ImageStore()).remove_unused() + remove_old_runtimes(store)
     print(f"removed {reaped.containers} containers, {reaped.directories} directories, {images} images")
     return 0

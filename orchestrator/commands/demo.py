@@ -11,20 +11,17 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from orchestrator.commands import process
 from orchestrator.demo.recording import RECORDING, Recording
 from orchestrator.demo.tokenizer import unpack
-from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable
-from orchestrator.launch.docker.calls import Engine
+from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.host.launcher_kind import launcher_kind
 from orchestrator.launch.docker.client import connect, inspect_image
-from orchestrator.launch.docker.facts import engine_problem
 from orchestrator.launch.image.build import ensure_image, is_current
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.build import ensure_stored
-from orchestrator.launch.oci.machine import why_not_here
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.run.files import read_run, saved_env
 from orchestrator.settings.config import Config
@@ -95,39 +92,15 @@ def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenize
 
 def _with_launcher(env: EnvSettings) -> EnvSettings:
     """With Docker where it answers, else without it where that works. Raises EnvironmentUnusable, ConfigError."""
-    if env.launcher == "oci":
-        return env
     if env.launcher == "process":
         raise ConfigError(
             "env.launcher: process puts attachments elsewhere, where the demo's recorded code would not find them"
         )
-    try:
-        _demand_engine()
-    except EnvironmentUnusable as error:
-        if (reason := why_not_here(env.oci_runtime, frozenset(env.waive_hardening))) is not None:
-            raise EnvironmentUnusable(f"{error}; the launcher oci cannot help here: {reason}") from None
-        print_wrapped(f"demo: sandboxes are made by {env.oci_runtime} itself, as {error}", sys.stdout)
-        return replace(env, launcher="oci")
-    return env
-
-
-def _demand_engine() -> None:
-    """Raises EnvironmentUnusable where no Docker Engine answers that can confine a sandbox."""
-
-    async def info() -> dict[str, Any]:
-        engine = Engine(threads=1, timeout_s=ENGINE_TIMEOUT_S)
-        try:
-            await engine.open()
-            return await engine.info()
-        finally:
-            await engine.aclose()
-
-    try:
-        reason = engine_problem(asyncio.run(info()))
-    except DockerError as error:
-        raise EnvironmentUnusable(str(error)) from error
-    if reason is not None:
-        raise EnvironmentUnusable(reason)
+    notes: list[str] = []
+    kind = asyncio.run(launcher_kind(env, notes))
+    for note in notes:
+        print_wrapped(f"demo: {note}", sys.stdout)
+    return replace(env, launcher="oci") if kind == "oci" else env
 
 
 def _need_image(env: EnvSettings) -> None:

@@ -23,6 +23,7 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ProtocolError, RolloutError
+from orchestrator.host.launcher_kind import launcher_kind
 from orchestrator.host.sandbox import PARK_TIMEOUT_S
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.client import connect, inspect_image, why_refused, why_unreachable
@@ -43,9 +44,11 @@ _ENGINE_TIMEOUT_S = 120
 
 def run(config: Config, image: str) -> int:
     """0: the image can serve; 1: it cannot. Raises EnvironmentUnusable, ConfigError."""
-    kind, runtime = config.env.launcher, config.env.oci_runtime
-    if kind == "process":
+    if config.env.launcher == "process":
         raise ConfigError("env.launcher: the launcher process uses no image")
+    kind, runtime = asyncio.run(launcher_kind(config.env, [])), config.env.oci_runtime
+    if kind == "auto":
+        kind = "oci" if is_path(image) else "docker"
     facts = list(_looked_at(image) if kind == "docker" else _looked_at_without_engine(image))
     if not any(fact.cure for fact in facts):
         facts.append(asyncio.run(_started(image, kind, runtime)))

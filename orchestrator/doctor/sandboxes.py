@@ -6,12 +6,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.doctor.machine import check_room
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
+from orchestrator.host.launcher_kind import launcher_kind
 from orchestrator.host.sandbox import parked_sandbox
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.calls import Engine
@@ -24,6 +26,7 @@ from orchestrator.launch.oci.machine import advice as oci_advice
 from orchestrator.launch.oci.machine import (
     does_not_fit,
     missing_limits,
+    missing_ranges,
     runtime_version,
     why_no_containers,
     why_not_here,
@@ -48,6 +51,15 @@ async def check_sandboxes(
     if settings.launcher == "process":
         yield warn("sandboxes", "the process launcher gives no isolation of ours: nothing to check")
         return
+    notes: list[str] = []
+    try:
+        kind = await launcher_kind(settings, notes)
+    except EnvironmentUnusable as error:
+        yield fail("launchers", str(error))
+        return
+    for note in notes:
+        yield warn("launchers", note)
+    settings = replace(settings, launcher="docker" if kind == "auto" else kind)
     engine = Engine(threads=2)
     usable = True
     docker = settings.launcher == "docker"
@@ -120,11 +132,11 @@ async def _check_oci(settings: SandboxSettings, spec: SandboxSpec) -> AsyncItera
     if reason := why_no_containers():
         yield fail("runtime", reason)
     waived = frozenset(settings.waive_hardening)
-    missing = missing_limits(waived)
+    missing = [*missing_limits(waived), *missing_ranges(spec, waived)]
     for line in missing:
         yield fail("limits", f"{line}; or waive it: --env.waive_hardening")
     if not missing:
-        unlimited = ", ".join(line.partition(":")[0] for line in missing_limits())
+        unlimited = ", ".join(line.partition(":")[0] for line in (*missing_limits(), *missing_ranges(spec)))
         if unlimited:
             yield warn("limits", f"not limited, as you waived it: {unlimited}; system calls by seccomp")
         else:

@@ -18,6 +18,7 @@ from orchestrator.completion.startup import wait_sayer
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.host.breaker import Breaker
+from orchestrator.host.launcher_kind import launcher_kind
 from orchestrator.host.local import LocalHost
 from orchestrator.host.resources import Resources
 from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
@@ -50,11 +51,12 @@ async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
     demand_tool_names(web, own)
     tools = {**web, **own}
     check_team(env.managed_agents, equipment, tools)
-    launcher, channel_directory = _launcher(env, stack, notes, localhost_tcp=env.needs_localhost_tcp)
+    kind = await launcher_kind(env, notes)
+    launcher, channel_directory = _launcher(env, kind, stack, notes, localhost_tcp=env.needs_localhost_tcp)
     await _check_launcher(launcher, spec)
-    await _remove_leftovers(notes, docker=env.launcher == "docker")
+    await _remove_leftovers(notes, docker=kind in ("docker", "auto"))
     await asyncio.to_thread(check_tokenizer, env.tokenizer_name, config.openai[0].model_name)
-    service = "the OCI runtime" if env.launcher == "oci" else "Docker"
+    service = "the OCI runtime" if kind == "oci" else "Docker"
     breaker = Breaker(service, lambda: launcher.ready(spec), setup.say)
     # The pool makes its first sandboxes while the tokenizer loads.
     # A resumed run may have nothing left to do: no sandbox is made ahead.
@@ -183,7 +185,7 @@ async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
 
 
 def _launcher(
-    settings: SandboxSettings, stack: AsyncExitStack, notes: list[str], *, localhost_tcp: bool
+    settings: SandboxSettings, kind: str, stack: AsyncExitStack, notes: list[str], *, localhost_tcp: bool
 ) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]]]:
     """(launcher, maker of the directories of sandboxes' sockets)."""
     sandboxes = settings.max_concurrent_sandboxes + settings.most_warm
@@ -193,7 +195,7 @@ def _launcher(
     if settings.waive_hardening:
         notes.append(f"not demanded of sandboxes, as you asked: {', '.join(sorted(settings.waive_hardening))}")
     launcher = make_launcher(
-        settings.launcher,
+        kind,
         run_id,
         max_sandboxes=sandboxes,
         waived=frozenset(settings.waive_hardening),

@@ -18,6 +18,7 @@ from orchestrator.launch.hardening import (
     TERMINALS,
     TERMINALS_MOUNT,
     Hardening,
+    RootBounds,
     Tmpfs,
     harden,
 )
@@ -74,7 +75,7 @@ def _problems(seen: Confinement, demands: Hardening, volumes: Collection[str]) -
         yield "seccomp", f"mode {seen.seccomp_mode}"
     if others := set(seen.network_interfaces) - {"lo"}:
         yield "network", f"interfaces {_listed(others)}"
-    if not seen.root_read_only:
+    if demands.root is None and not seen.root_read_only:
         yield "read_only_root", "the root file system takes writes"
     uids = seen.runner_uid, seen.worker_uid
     if uids[0] == uids[1] or not all(FIRST_UID <= uid <= LAST_UID for uid in uids):
@@ -88,6 +89,8 @@ def _problems(seen: Confinement, demands: Hardening, volumes: Collection[str]) -
     if seen.exposed_paths:
         yield "hidden_paths", f"{_listed(seen.exposed_paths)} can be used"
     yield from _limits(seen, demands)
+    if demands.root is not None:
+        yield from _root(seen, demands.root)
     yield from _tmpfs(seen, demands.tmpfs)
     yield from _mounts(seen, demands, volumes)
 
@@ -118,6 +121,16 @@ def _tmpfs(seen: Confinement, places: Iterable[Tmpfs]) -> Iterator[tuple[str, st
             yield "tmpfs", f"{place.target} is not nosuid, nodev and noexec"
 
 
+def _root(seen: Confinement, bounds: RootBounds) -> Iterator[tuple[str, str]]:
+    root = next((mount for mount in reversed(seen.mounts) if mount.target == "/"), None)
+    if root is None or root.type != "overlay" or seen.root_read_only:
+        yield "root_size", "the root file system is no overlay that takes writes"
+    elif not (0 < root.size_bytes <= bounds.size_bytes and 0 < root.inodes <= bounds.inodes):
+        yield "root_size", f"/ takes {root.size_bytes} bytes in {root.inodes} files"
+    elif not (root.no_suid and root.no_dev):
+        yield "root_size", "/ is not nosuid and nodev"
+
+
 def _mounts(seen: Confinement, demands: Hardening, volumes: Collection[str]) -> Iterator[tuple[str, str]]:
     """Every mount must be an expected one, and read-only where it should be."""
     ours = {*(place.target for place in demands.tmpfs), *MASKED_PATHS, *READ_ONLY_PATHS, *_USUAL}
@@ -126,8 +139,12 @@ def _mounts(seen: Confinement, demands: Hardening, volumes: Collection[str]) -> 
     runtime = [mount for mount in seen.mounts if mount.target == RUNTIME_MOUNT]
     if len(runtime) != 1 or not (runtime[0].no_suid and runtime[0].no_dev):
         yield "mounts", f"{RUNTIME_MOUNT} is mounted {len(runtime)} times, or not nosuid and nodev"
+    read_only = {*_USUAL_READ_ONLY, *volumes}
+    if demands.root is not None:
+        ours.add("/")
+        read_only.discard("/")
     for mount in seen.mounts:
-        if mount.target in (*_USUAL_READ_ONLY, *volumes) or mount.target.startswith("/sys/fs/cgroup/"):
+        if mount.target in read_only or mount.target.startswith("/sys/fs/cgroup/"):
             if not mount.read_only:
                 measure = "read_only_root" if mount.target == "/" else "mounts"
                 yield measure, f"{mount.target} takes writes"

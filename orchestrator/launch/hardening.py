@@ -44,17 +44,28 @@ READ_ONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sys
 # The names by which the operator can waive single measures.
 NO_MEASURES: frozenset[str] = frozenset()
 IDENTITIES = "identities"  # only the sandbox itself can check it
+ID_RANGES = "id_ranges"  # of agents that may be root inside; asked before anything starts
 MEASURE_NAMES = frozenset(
     {
-        *("network", "read_only_root", "tmpfs", "mounts", "privileged", "capabilities", "no_new_privileges"),
+        *(
+            "network",
+            "read_only_root",
+            "root_size",
+            "tmpfs",
+            "mounts",
+            "privileged",
+            "capabilities",
+            "no_new_privileges",
+        ),
         *("seccomp", "memory", "swap", "oom_kill", "cpus", "pids", "ulimits", "ipc", "namespaces", "devices"),
-        *("hidden_paths", "log_limits", "user", "oom_score", "runtime", "terminals", IDENTITIES),
+        *("hidden_paths", "log_limits", "user", "oom_score", "runtime", "terminals", IDENTITIES, ID_RANGES),
     }
 )
 
 _ATTACHMENTS_SHARE = 0.30
 _PAGE = 4096
-_AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_TYPE_MASK = 2, 10, 1, 0xF
+_AF_INET, _AF_INET6, _AF_NETLINK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_TYPE_MASK = 2, 10, 16, 1, 2, 0xF
+_CLONE_NEWUSER, _EAFNOSUPPORT = 0x10000000, 97
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +97,21 @@ CHANNEL_PLACE = Tmpfs(CHANNEL_FOLDER, 4 * 4096, inodes=8, mode=0o710, uid=0, gid
 
 
 @dataclass(frozen=True, slots=True)
+class RootBounds:
+    """What may be written to a root file system. `on_disk`: not in memory, where it would not fit."""
+
+    size_bytes: int
+    inodes: int
+    on_disk: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Hardening:
     """All that confines one sandbox, and the arguments of its program.
 
-    Beside it hold for every sandbox: a read-only root, CAPABILITIES and no others, no new privileges, OOM_SCORE,
+    `root`: how much may be written to the root; None: it is read-only. `worker_processes`: most of the worker's.
+
+    Beside it hold for every sandbox: CAPABILITIES and no others, no new privileges, OOM_SCORE,
     MASKED_PATHS, READ_ONLY_PATHS, own namespaces of all kinds, no network but `lo`, no device but the usual ones
     and TERMINALS of its own.
     `memory_bytes` is with swap. `ulimits`: hard and soft.
@@ -103,6 +125,8 @@ class Hardening:
     pids: int
     ulimits: Mapping[str, int]
     allow_localhost_tcp: bool
+    root: RootBounds | None
+    worker_processes: int
 
 
 def harden(spec: SandboxSpec, uids: UidPair, channel: Path, *, allow_localhost_tcp: bool = False) -> Hardening:
@@ -110,25 +134,30 @@ def harden(spec: SandboxSpec, uids: UidPair, channel: Path, *, allow_localhost_t
     profile lets it open TCP sockets. Raises ConfigError for limits too low for any sandbox."""
     if spec.pids < MIN_PIDS:
         raise ConfigError(f"sandbox_pids is {spec.pids}, a sandbox needs at least {MIN_PIDS}")
+    on_disk = spec.storage_bytes > spec.memory_bytes
+    root = RootBounds(spec.storage_bytes, spec.storage_inodes, on_disk) if spec.is_writable else None
     return Hardening(
         arguments=_arguments(spec, uids),
         channel=channel,
-        tmpfs=(*writable_places(spec.memory_bytes, uids), CHANNEL_PLACE),
-        memory_bytes=spec.memory_bytes,
+        tmpfs=(*writable_places(spec.memory_bytes, uids, writable_root=spec.is_writable), CHANNEL_PLACE),
+        # What is written to a root in memory counts as memory.
+        memory_bytes=spec.memory_bytes + (0 if on_disk else spec.storage_bytes),
         cpus=spec.cpus,
         pids=spec.pids,
         ulimits={
             "core": 0,
-            "fsize": spec.memory_bytes,
+            "fsize": max(spec.memory_bytes, spec.storage_bytes),
             "msgqueue": 0,  # /dev/mqueue takes files too
             "nofile": OPEN_FILES,
         },
         allow_localhost_tcp=allow_localhost_tcp,
+        root=root,
+        worker_processes=spec.pids - SUPERVISOR_PIDS,
     )
 
 
-def writable_places(memory_bytes: int, uids: UidPair) -> tuple[Tmpfs, ...]:
-    """All of them. Their sizes leave PROCESS_BYTES of the memory even if all of them are full.
+def writable_places(memory_bytes: int, uids: UidPair, *, writable_root: bool = False) -> tuple[Tmpfs, ...]:
+    """All of them but the root. Their sizes leave PROCESS_BYTES of the memory even if all of them are full.
 
     Raises ConfigError for less memory than a sandbox needs.
     """
@@ -140,10 +169,13 @@ def writable_places(memory_bytes: int, uids: UidPair) -> tuple[Tmpfs, ...]:
     def place(target: str, share: float, inodes: int, mode: int, uid: int = 0) -> Tmpfs:
         return Tmpfs(target, _tmpfs_bytes(memory_bytes, share), inodes, mode, uid, gid=uid)
 
-    return (
+    on_a_read_only_root = (
         place(WORKSPACE_DIR, 0.40, 8192, 0o700, uids.worker),
-        place(ATTACHMENTS_DIR, _ATTACHMENTS_SHARE, 2048, 0o755, uids.runner),
         place("/tmp", 0.25, 8192, 0o1777),  # noqa: S108
+    )
+    return (
+        *(() if writable_root else on_a_read_only_root),
+        place(ATTACHMENTS_DIR, _ATTACHMENTS_SHARE, 2048, 0o755, uids.runner),
         place("/dev/shm", 0.05, 512, 0o1777),  # noqa: S108
     )
 
@@ -161,25 +193,35 @@ def too_large(attachments: Iterable[Attachment], memory_bytes: int) -> str | Non
 
 
 @lru_cache
-def seccomp_profile(*, allow_localhost_tcp: bool) -> dict[str, Any]:
+def seccomp_profile(*, allow_localhost_tcp: bool, writable_root: bool = False) -> dict[str, Any]:
     """`defaultAction`, `defaultErrnoRet`, `syscalls`: what the Engine's form and the OCI's have in common. Callers
     must not change it.
 
     `allow_localhost_tcp` allows TCP sockets too, for tasks that start a server of their own. There is still no
-    network interface but `lo`.
+    network interface but `lo`. `writable_root`: for an agent that may be root inside. It has TCP and UDP. Pid 1
+    may join a user namespace, which its children refuse themselves when they have entered theirs.
     """
     profile: dict[str, Any] = json.loads(Path(__file__).with_name("seccomp.json").read_bytes())
-    if allow_localhost_tcp:
+    kinds = (_SOCK_STREAM, _SOCK_DGRAM) if writable_root else (_SOCK_STREAM,) if allow_localhost_tcp else ()
+    profile["syscalls"] += [
+        {
+            "names": ["socket"],
+            "action": "SCMP_ACT_ALLOW",
+            "args": [
+                {"index": 0, "value": family, "op": "SCMP_CMP_EQ"},
+                {"index": 1, "value": _SOCK_TYPE_MASK, "valueTwo": kind, "op": "SCMP_CMP_MASKED_EQ"},
+            ],
+        }
+        for family in (_AF_INET, _AF_INET6)
+        for kind in kinds
+    ]
+    if writable_root:
+        joined = {"index": 1, "value": _CLONE_NEWUSER, "op": "SCMP_CMP_EQ"}
+        # What programs expect of a kernel without it; after EPERM, useradd gives up.
+        netlink = {"index": 0, "value": _AF_NETLINK, "op": "SCMP_CMP_EQ"}
         profile["syscalls"] += [
-            {
-                "names": ["socket"],
-                "action": "SCMP_ACT_ALLOW",
-                "args": [
-                    {"index": 0, "value": family, "op": "SCMP_CMP_EQ"},
-                    {"index": 1, "value": _SOCK_TYPE_MASK, "valueTwo": _SOCK_STREAM, "op": "SCMP_CMP_MASKED_EQ"},
-                ],
-            }
-            for family in (_AF_INET, _AF_INET6)
+            {"names": ["setns"], "action": "SCMP_ACT_ALLOW", "args": [joined]},
+            {"names": ["socket"], "action": "SCMP_ACT_ERRNO", "errnoRet": _EAFNOSUPPORT, "args": [netlink]},
         ]
     return profile
 

@@ -18,17 +18,25 @@ def make_launcher(
     oci_runtime: str,
     advise: Callable[[str], None],
 ) -> Launcher:
-    """`kind`: docker, oci or process. `waived`: names of measures that need not hold. `advise` gets lines that an
-    operator should know and may ignore. Raises EnvironmentUnusable."""
+    """`kind`: docker, oci or process; auto: docker, and oci for what that cannot make. `waived`: names of measures
+    that need not hold. `advise` gets lines that an operator should know and may ignore. Raises
+    EnvironmentUnusable."""
     if kind == "process":
         from orchestrator.launch.process import ProcessLauncher
 
         return ProcessLauncher(run_id, max_sandboxes=max_sandboxes)
     options: dict[str, Any] = {"waived": waived, "allow_localhost_tcp": allow_localhost_tcp, "advise": advise}
-    if kind == "oci":
+    if kind != "docker":
         from orchestrator.launch.oci.launcher import OciLauncher
 
-        return OciLauncher(run_id, max_sandboxes=max_sandboxes, runtime=oci_runtime, **options)
+        oci = OciLauncher(run_id, max_sandboxes=max_sandboxes, runtime=oci_runtime, **options)
+        if kind == "oci":
+            return oci
     from orchestrator.launch.docker.launcher import DockerLauncher
 
-    return DockerLauncher(run_id, max_sandboxes=max_sandboxes, **options)
+    docker = DockerLauncher(run_id, max_sandboxes=max_sandboxes, **options)
+    if kind == "docker":
+        return docker
+    from orchestrator.launch.usual import BothLaunchers
+
+    return BothLaunchers(docker, oci, oci_runtime, waived)

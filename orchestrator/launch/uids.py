@@ -1,4 +1,4 @@
-"""User ids of live sandboxes: each has two of its own.
+"""User ids of live sandboxes: each has two of its own, and a range for an agent that may be root inside.
 
 The kernel limits processes, inotify instances, pipe buffers, keys and message queues per uid over all containers:
 with a shared uid one sandbox could use up what its neighbours need.
@@ -13,6 +13,9 @@ from threading import Lock
 FIRST_UID = 20_000
 LAST_UID = 59_999
 SLOTS = (LAST_UID - FIRST_UID + 1) // 2
+RANGE_IDS = 65_536  # users of one sandbox that its agent may become
+# Above what shadow-utils hands out as subordinate ids; the last range ends below 2^31, beyond which programs fail.
+FIRST_OF_RANGES = 0x2600_0000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,11 @@ class UidPair:
 
     runner: int
     worker: int
+
+    @property
+    def first_of_range(self) -> int:
+        """The first of RANGE_IDS ids, outside, of the users that the agent may become: no other pair has them."""
+        return FIRST_OF_RANGES + (self.runner - FIRST_UID) // 2 * RANGE_IDS
 
 
 class UidSlots:

@@ -11,7 +11,7 @@ from orchestrator.settings.json_kinds import Words
 from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text
 from orchestrator.settings.row import AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
-from orchestrator.types import SandboxSpec
+from orchestrator.types import STORAGE_INODES, SandboxSpec
 
 _RAY_ADDRESS = re.compile(r"auto|[A-Za-z0-9][\w.-]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*|(?:~|\.{1,2})?/[^\n]*")  # a name, or a path
@@ -36,11 +36,11 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "sandboxes kept ready on top; auto: up to a quarter of max_concurrent_sandboxes",
         unset=AUTO,
     )
-    launcher: Literal["docker", "oci", "process"] = row(
-        "docker",
-        Choice(("docker", "oci", "process")),
-        "what makes sandboxes; oci: runc or the like itself, without Docker; process: no isolation, model-written "
-        "code runs as you",
+    launcher: Literal["auto", "docker", "oci", "process"] = row(
+        "auto",
+        Choice(("auto", "docker", "oci", "process")),
+        "what makes sandboxes; auto: Docker, or oci where Docker cannot; oci: runc or the like itself, without "
+        "Docker; process: no isolation, model-written code runs as you",
         resume=Resume.CONFIRM,
         commands=(*RUNS, "demo", "image check", "doctor", "replay", "cleanup"),
         first_run=RUNS,
@@ -88,6 +88,23 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         from_run=("replay",),
         to=(SandboxSpec, "pids"),
     )
+    sandbox_root: Literal["read-only", "writable"] = row(
+        "read-only",
+        Choice(("read-only", "writable")),
+        "the sandbox's file system; writable: agents install and edit what they like, and are root inside, or the "
+        "image's USER; needs the launcher oci",
+        resume=Resume.CONFIRM,
+        from_run=("replay",),
+        to=(SandboxSpec, "root"),
+    )
+    sandbox_storage: int = row(
+        512 * MEBIBYTE,
+        Size(MEBIBYTE),
+        f"what fits into a writable root, in at most {STORAGE_INODES:,} files; counts as memory, on top of "
+        "sandbox_memory, unless it is more than that: then it is on the disk of TMPDIR",
+        resume=Resume.SIZE,
+        from_run=("replay",),
+    )
     docker_runtime: str | None = row(
         None, NAME, "a container runtime Docker knows, like runsc", unset="none: Docker's own"
     )
@@ -118,6 +135,12 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     output_bytes: int = row(32 * MEBIBYTE, Size(1), "most bytes of these files together", resume=Resume.SIZE)
 
     @property
+    def takes_docker(self) -> bool:
+        """Whether Docker makes the run's usual sandboxes, where it answers."""
+        needs_oci = self.sandbox_root == "writable" or is_path(self.sandbox_image)
+        return self.launcher == "docker" or (self.launcher == "auto" and not needs_oci)
+
+    @property
     def most_warm(self) -> int:
         """How many sandboxes are kept ready in addition to those that rollouts have."""
         return self.max_concurrent_sandboxes // 4 if self.warm_sandboxes is None else self.warm_sandboxes
@@ -126,7 +149,9 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         super().__post_init__()
         if self.launcher == "docker" and is_path(self.sandbox_image):
             raise ConfigError("env.sandbox_image: Docker takes the name of an image; only oci takes files")
-        if self.docker_runtime is not None and self.launcher != "docker":
+        if self.sandbox_root == "writable" and self.launcher in ("docker", "process"):
+            raise ConfigError(f"env.sandbox_root: writable needs --env.launcher oci, not {self.launcher}")
+        if self.docker_runtime is not None and not self.takes_docker:
             raise ConfigError(
                 f"env.docker_runtime: is for the launcher docker, not {self.launcher}; oci takes env.oci_runtime"
             )

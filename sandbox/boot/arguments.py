@@ -7,6 +7,9 @@
     --worker-uid NUMBER       identity of model-written code
     --channel-gid NUMBER      group that may reach the socket
     --worker-processes NUMBER most processes of the worker's uid; 100 unless told
+    --agent-namespace NUMBER  descriptor of the user namespace of model-written code, with the next two
+    --agent-uid NUMBER        whom it runs as there
+    --agent-gid NUMBER        and its group
     --preload MODULE          to import ahead for a program; any number of times
     --env NAME=VALUE          for the agent's processes; any number of times
 
@@ -19,17 +22,19 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from sandbox.types import Box, Identities
+from sandbox.types import AgentUser, Box, Identities
 
 _PLACES = ("--channel", "--attachments", "--workspace")
 _IDENTITIES = ("--runner-uid", "--worker-uid", "--channel-gid")
+_AGENT = ("--agent-namespace", "--agent-uid", "--agent-gid")
 _PROCESSES, _PRELOAD, _ENV = "--worker-processes", "--preload", "--env"
 _EXIT_USAGE = 2
 
 
 def box_of(arguments: list[str]) -> Box:
     """Parses the arguments; wrong ones end the process with a line that says why."""
-    values: dict[str, list[str]] = {name: [] for name in (*_PLACES, *_IDENTITIES, _PROCESSES, _PRELOAD, _ENV)}
+    named = (*_PLACES, *_IDENTITIES, *_AGENT, _PROCESSES, _PRELOAD, _ENV)
+    values: dict[str, list[str]] = {name: [] for name in named}
     rest = iter(arguments)
     for name in rest:
         if name not in values:
@@ -40,15 +45,21 @@ def box_of(arguments: list[str]) -> Box:
     if missing := [name for name in _PLACES if not values[name]]:
         _refuse(f"missing: {', '.join(missing)}")
     channel, attachments, workspace = (Path(values[name][-1]).absolute() for name in _PLACES)
-    ids = [_number(name, values[name][-1]) for name in _IDENTITIES if values[name]]
-    if len(ids) not in (0, len(_IDENTITIES)):
-        _refuse(f"{', '.join(_IDENTITIES)} come together or not at all")
+    ids, agent = (
+        [_number(name, values[name][-1]) for name in names if values[name]] for names in (_IDENTITIES, _AGENT)
+    )
+    for names, numbers in ((_IDENTITIES, ids), (_AGENT, agent)):
+        if len(numbers) not in (0, len(names)):
+            _refuse(f"{', '.join(names)} come together or not at all")
     if ids and (min(ids) < 1 or ids[0] == ids[1]):
         _refuse("the runner and the worker need two different uids, and none may be 0")
+    if agent and not ids:
+        _refuse("an agent with a namespace needs a runner and a worker")
     processes = _number(_PROCESSES, ["100", *values[_PROCESSES]][-1])
     identities = Identities(*ids) if ids else None
+    user = AgentUser(*agent) if agent else None
     environment = tuple(entry.partition("=")[::2] for entry in values[_ENV])
-    return Box(channel, attachments, workspace, identities, processes, tuple(values[_PRELOAD]), environment)
+    return Box(channel, attachments, workspace, identities, processes, tuple(values[_PRELOAD]), environment, user)
 
 
 def _number(name: str, value: str) -> int:

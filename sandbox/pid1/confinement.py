@@ -55,7 +55,8 @@ def _mounts() -> Iterator[pb.Mount]:
         fields, kind = mount.split(), file_system.split()[0]
         target = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
         options = fields[5].split(",")
-        size_bytes, inodes = _capacity(target) if kind == "tmpfs" else (0, 0)
+        # The root that a sandbox may write to has the capacity of the file system that takes what is written.
+        size_bytes, inodes = _capacity(target) if kind == "tmpfs" or target == "/" else (0, 0)
         yield pb.Mount(
             target=target,
             type=kind,

@@ -1,7 +1,8 @@
 """Turns a freshly forked process into the runner or the code worker.
 
 Kernel calls only, in the order the kernel needs: limits before the uid; the death signal and dumpability
-after it, because changing the uid resets both. Neither identity keeps a capability.
+after it, because changing the uid resets both. Neither identity keeps a capability over what is outside of the
+agent's user namespace.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import signal
 import struct
 from pathlib import Path
 
-from sandbox.types import Box, Identities
+from sandbox.pid1.filter import refuse_namespaces
+from sandbox.types import AgentUser, Box, Identities
 
 WORKER_NICE = 10
 WORKER_OOM_SCORE = 1000
@@ -24,6 +26,7 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
+_CLONE_NEWUSER = 0x10000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,6 +39,8 @@ def become_runner(box: Box) -> None:
     """Takes the identity that owns the channel. The worker cannot read its memory and environment."""
     supervisor = os.getppid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if box.agent is not None:
+        os.close(box.agent.namespace)
     if box.identities is not None:
         _take_identity(box.identities.runner_uid, box.identities.channel_gid)
     _drop_capabilities()
@@ -59,7 +64,10 @@ def become_worker(box: Box) -> None:
         # container's limit: a fork bomb cannot keep it from wiping the worker.
         resource.setrlimit(resource.RLIMIT_NPROC, (box.worker_processes, box.worker_processes))
         _take_identity(box.identities.worker_uid, box.identities.worker_uid)
-    _drop_capabilities()
+    if box.agent is not None:
+        _enter(box.agent, box.workspace)
+    else:
+        _drop_capabilities()
     # As after any exec: /proc/self belongs to the worker's uid.
     _prctl(_PR_SET_DUMPABLE, 1)
     _die_with(supervisor)
@@ -70,8 +78,9 @@ def kill_everything_of_worker(identities: Identities) -> None:
 
     A signal is allowed where the sender's real or effective uid equals the target's real or saved uid. Only the
     killer's effective uid is the worker's: it reaches all of the worker's processes, and none of them can stop
-    it. Its other uids are the number of the channel's group, which is no process' uid; were they 0, `kill(-1)`
-    would reach root's processes too.
+    it. So it is with all processes of the agent's user namespace, as that uid owns it: who has the owner's
+    effective uid outside has all capabilities over it. Its other uids are the number of the channel's group, which
+    is no process' uid; were they 0, `kill(-1)` would reach root's processes too.
     """
     status = 1
     try:
@@ -87,6 +96,19 @@ def _take_identity(uid: int, gid: int) -> None:
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
+
+
+def _enter(agent: AgentUser, workspace: Path) -> None:
+    """Goes from the identity that owns the agent's user namespace into it, for good. There, root has all
+    capabilities, over nothing but what belongs to the namespace; another user has none."""
+    if _libc.setns(agent.namespace, _CLONE_NEWUSER) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(agent.namespace)
+    _take_identity(0, 0)
+    if agent.uid and workspace.exists() and workspace.stat().st_uid != agent.uid:
+        os.chown(workspace, agent.uid, agent.gid)
+    _take_identity(agent.uid, agent.gid)
+    refuse_namespaces()
 
 
 def _drop_capabilities() -> None:

@@ -167,8 +167,8 @@ class Supervisor:
         return self._runner_main(self._box, control, self._confinement)
 
     def _be_worker(self, commands: int, frames: int, output: int) -> int:
-        place_pipes(commands, frames, output)
         identity.become_worker(self._box)
+        place_pipes(commands, frames, output)
         clean_process(self._box, self._cpu_millis)
         worker = Worker()
         try:
@@ -237,8 +237,11 @@ class Supervisor:
             self._await_signal(_WIPE_PAUSE_S)
 
     def _left_of_worker(self) -> list[int]:
-        if self._box.identities is not None:
-            return procfs.processes_of(self._box.identities.worker_uid)
+        if (ours := self._box.identities) is not None and self._box.agent is not None:
+            # It may have any uid of its namespace; a killer's real uid is the number of the channel's group.
+            return procfs.processes_of_others((0, ours.runner_uid, ours.channel_gid))
+        if ours is not None:
+            return procfs.processes_of(ours.worker_uid)
         return procfs.descendants_of(os.getpid(), but_not=self._runner)
 
     def _kill(self, pids: list[int]) -> None:

@@ -6,6 +6,7 @@ removed before any such code runs.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import site
@@ -21,6 +22,10 @@ from sandbox.worker.worker import COMMANDS_FD, FRAMES_FD
 _OURS = ("sandbox", "rollout_api", *HOLDERS)
 _USER = "user"  # the worker's uid has no name in the image; `getpass.getuser` reads LOGNAME and USER first
 _FIRST_FREE_FD = 6
+_PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
+_ALL_PROGRAMS = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as Docker's, for an agent with an account
+)
 _kept_alive: list[ModuleType] = []  # freeing them would copy the memory this process shares with pid 1
 
 
@@ -40,6 +45,7 @@ def clean_process(box: Box, cpu_millis: int | None) -> None:
 
     `cpu_millis`: thousandths of a CPU that the sandbox may use; None: no limit.
     """
+    user, home = (_USER, str(box.workspace)) if box.agent is None else _account(box.agent.uid)
     cpus = len(os.sched_getaffinity(0))
     if cpu_millis is not None:
         cpus = min(cpus, max(1, -(-cpu_millis // 1000)))
@@ -53,7 +59,7 @@ def clean_process(box: Box, cpu_millis: int | None) -> None:
     os.environ.update(
         {
             **temporary,
-            "PATH": f"{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{os.path.dirname(sys.executable)}:{_PROGRAMS if box.agent is None else _ALL_PROGRAMS}",
             "LANG": "C.UTF-8",
             "TZ": "UTC",
             "PYTHONHASHSEED": "0",
@@ -62,9 +68,9 @@ def clean_process(box: Box, cpu_millis: int | None) -> None:
             "OMP_NUM_THREADS": str(cpus),
             "PYTHON_CPU_COUNT": str(cpus),
             **dict(box.environment),
-            "HOME": str(box.workspace),
-            "USER": _USER,
-            "LOGNAME": _USER,
+            "HOME": home,
+            "USER": user,
+            "LOGNAME": user,
             "PWD": str(box.workspace),
         }
     )
@@ -75,6 +81,16 @@ def clean_process(box: Box, cpu_millis: int | None) -> None:
         if name.partition(".")[0] in _OURS:
             _kept_alive.append(module)
             del sys.modules[name]
+
+
+def _account(uid: int) -> tuple[str, str]:
+    """(name, home) of a user of the image, by its number."""
+    with contextlib.suppress(OSError), open("/etc/passwd", encoding="utf-8", errors="replace") as accounts:
+        for line in accounts:
+            name, _, number, _, _, home, *_ = (*line.split(":"), *[""] * 6)
+            if number == str(uid):
+                return name, home or "/"
+    return (_USER, "/") if uid else ("root", "/root")
 
 
 def _show_cpus(cpus: int) -> None:

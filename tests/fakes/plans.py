@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.settings.config import Config
 from orchestrator.types import (
+    STORAGE_INODES,
     AgentSpec,
     Attempt,
     Completion,
@@ -44,6 +46,15 @@ def some_limits(**changes: Any) -> Limits:
 
 def a_sandbox(image: str, **changes: Any) -> SandboxSpec:
     return replace(CONFIG.sandbox_spec(), image=image, **changes)
+
+
+# What an ordinary user cannot keep apart where agents are root inside.
+WAIVED_WITHOUT_ROOT = frozenset({"id_ranges"}) if os.geteuid() else frozenset()
+
+
+def a_writable_sandbox(image: str, **changes: Any) -> SandboxSpec:
+    storage = {"storage_bytes": 64 << 20, "storage_inodes": STORAGE_INODES}
+    return a_sandbox(image, **{"root": "writable", **storage, **changes})
 
 
 def a_plan(index: int = 0, attempt: int = 0, **changes: object) -> RolloutPlan:

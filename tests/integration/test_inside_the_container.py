@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -15,8 +16,9 @@ from orchestrator.launch.hardening import TERMINALS
 from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
+from orchestrator.types import SandboxSpec
 from tests.fakes import oci_images
-from tests.fakes.plans import a_sandbox
+from tests.fakes.plans import WAIVED_WITHOUT_ROOT, a_sandbox, a_writable_sandbox
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
 from tests.integration.plain_python import CASES
 
@@ -25,9 +27,22 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 DEADLINE_S = 120.0
 
 
-@pytest.fixture(params=["docker", "oci"])
-async def launcher(request: pytest.FixtureRequest) -> AsyncIterator[Launcher]:
+@dataclass(frozen=True)
+class Made:
+    """Where a test's sandboxes come from. `root`: the agent is root inside, and its root may be written to."""
+
     launcher: Launcher
+    spec: SandboxSpec
+
+    @property
+    def root(self) -> bool:
+        return self.spec.is_writable
+
+
+@pytest.fixture(params=["docker", "oci", "oci-writable"])
+async def made(request: pytest.FixtureRequest) -> AsyncIterator[Made]:
+    launcher: Launcher
+    spec = a_sandbox(DEFAULT_IMAGE)
     if request.param == "docker":
         await ensure_image(progress=print)  # rebuilt only where the one at hand is not of this source
         launcher = DockerLauncher("inside-the-container", max_sandboxes=1)
@@ -35,17 +50,18 @@ async def launcher(request: pytest.FixtureRequest) -> AsyncIterator[Launcher]:
         if (reason := oci_images.why_not()) is not None:
             pytest.skip(reason)
         oci_images.stored_image()
-        launcher = OciLauncher("inside-the-container", max_sandboxes=1)
-    yield launcher
+        launcher = OciLauncher("inside-the-container", max_sandboxes=1, waived=WAIVED_WITHOUT_ROOT)
+        spec = a_writable_sandbox(DEFAULT_IMAGE) if request.param == "oci-writable" else spec
+    yield Made(launcher, spec)
     await launcher.aclose()
 
 
-async def run(launcher: Launcher, script: Script) -> ScriptedOrchestrator:
+async def run(made: Made, script: Script) -> ScriptedOrchestrator:
     """One container from start to end; it must end by itself and without an error of ours."""
     with Channels("inside-the-container") as channels, channels.directory() as channel:
         async with (
             ScriptedOrchestrator(channel, script) as served,
-            launcher.launch(a_sandbox(DEFAULT_IMAGE), channel) as sandbox,
+            made.launcher.launch(made.spec, channel) as sandbox,
             asyncio.timeout(DEADLINE_S),
         ):
             end = await sandbox.exited()
@@ -61,20 +77,24 @@ def statuses(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
-async def test_neither_identity_keeps_a_capability(launcher: Launcher) -> None:
+async def test_neither_identity_keeps_a_capability(made: Made) -> None:
     look = (
         "import os\nfor pid in filter(str.isdecimal, os.listdir('/proc')):\n"
         "    for line in open(f'/proc/{pid}/status'):\n        print(pid, line, end='')"
     )
-    served = await run(launcher, Script([action(look), action("final_answer(1)")]))
+    served = await run(made, Script([action(look), action("final_answer(1)")]))
     assert served.park is not None
     told = served.park.confinement
-    assert (told.seccomp_mode, told.no_new_privileges, told.root_read_only) == (2, True, True)
+    assert (told.seccomp_mode, told.no_new_privileges, told.root_read_only) == (2, True, not made.root)
     assert list(told.network_interfaces) == ["lo"]
     assert told.capability_bounding_set == 0b11000000  # SETGID, SETUID
 
     processes = statuses(served.observations[0])
     by_uid = {status["Uid"].split()[0]: status for status in processes.values()}
+    if made.root:  # it sees the others as nobody, and has power in a namespace where they are not
+        assert set(by_uid) == {"0", "65534"}
+        assert by_uid["0"]["Seccomp_filters"] == "2"
+        return
     assert set(by_uid) == {"0", str(told.runner_uid), str(told.worker_uid)}
     assert by_uid["0"]["Threads"] == "1"
     for uid in (told.runner_uid, told.worker_uid):
@@ -99,9 +119,6 @@ FORBIDDEN = (
     ("os.kill(runner, signal.SIGKILL)", "PermissionError"),
     ("os.kill(runner, signal.SIGSTOP)", "PermissionError"),
     ("os.kill(1, signal.SIGTERM)", "PermissionError"),
-    ("os.setuid(0)", "PermissionError"),
-    ("os.setgid(990)", "PermissionError"),
-    ("socket.socket(socket.AF_INET)", "PermissionError"),
     ("open('/attachments/secret.txt', 'a')", "PermissionError"),
     ("os.unlink('/attachments/secret.txt')", "PermissionError"),
     ("open('/opt/sandbox/x', 'w')", "Read-only file system"),
@@ -109,27 +126,33 @@ FORBIDDEN = (
     ("resource.setrlimit(resource.RLIMIT_NPROC, (4096, 4096))", "ValueError"),
     ("ctypes.CDLL(None).ptrace(16, runner, 0, 0)", "snippet:\n-1"),
 )
+FORBIDDEN_TO_OTHERS_THAN_ROOT = (
+    ("os.setuid(0)", "PermissionError"),
+    ("os.setgid(990)", "PermissionError"),
+    ("socket.socket(socket.AF_INET)", "PermissionError"),
+)
 
 
-async def test_the_code_reaches_neither_the_channel_nor_the_runner_nor_pid_1(launcher: Launcher) -> None:
+async def test_the_code_reaches_neither_the_channel_nor_the_runner_nor_pid_1(made: Made) -> None:
     find_runner = (
         "import ctypes, os, resource, signal, socket\n"
         "[runner] = {int(p) for p in os.listdir('/proc') if p.isdecimal()} - {1, os.getpid()}"
     )
+    forbidden = FORBIDDEN if made.root else FORBIDDEN + FORBIDDEN_TO_OTHERS_THAN_ROOT
     script = Script(
-        [action(find_runner), *(action(code) for code, _ in FORBIDDEN), action("final_answer('intact')")],
+        [action(find_runner), *(action(code) for code, _ in forbidden), action("final_answer('intact')")],
         attachments={"secret.txt": b"the question's own file"},
-        max_steps=len(FORBIDDEN) + 2,
+        max_steps=len(forbidden) + 2,
     )
-    served = await run(launcher, script)
-    outcomes = dict(zip((code for code, _ in FORBIDDEN), served.observations[1:], strict=True))
-    for code, refusal in FORBIDDEN:
+    served = await run(made, script)
+    outcomes = dict(zip((code for code, _ in forbidden), served.observations[1:], strict=True))
+    for code, refusal in forbidden:
         assert refusal in outcomes[code], f"{code}: {outcomes[code]}"
     assert served.answer == b"intact"
     assert len(served.results) == 1
 
 
-async def test_what_breaks_a_worker_is_an_observation(launcher: Launcher) -> None:
+async def test_what_breaks_a_worker_is_an_observation(made: Made) -> None:
     script = Script(
         [
             action("import os\nos._exit(9)"),
@@ -140,7 +163,7 @@ async def test_what_breaks_a_worker_is_an_observation(launcher: Launcher) -> Non
         ],
         step_timeout_s=120.0,
     )
-    served = await run(launcher, script)
+    served = await run(made, script)
     exited, memory, disk, files = served.observations
     assert "ended with exit code 9" in exited
     assert "used too much memory" in memory
@@ -150,12 +173,12 @@ async def test_what_breaks_a_worker_is_an_observation(launcher: Launcher) -> Non
 
 
 @pytest.mark.long
-async def test_what_keeps_a_worker_busy_is_stopped_with_all_it_started(launcher: Launcher) -> None:
+async def test_what_keeps_a_worker_busy_is_stopped_with_all_it_started(made: Made) -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     count = "import os\nlen([p for p in os.listdir('/proc') if p.isdecimal()])"
     actions = ("while True: pass", bomb, count, "final_answer('finished')")
     script = Script([action(code) for code in actions], step_timeout_s=5.0)
-    served = await run(launcher, script)
+    served = await run(made, script)
     endless, forks, processes = served.observations
     assert "longer than 5 seconds" in endless
     assert "longer than 5 seconds" in forks
@@ -164,7 +187,7 @@ async def test_what_keeps_a_worker_busy_is_stopped_with_all_it_started(launcher:
 
 
 @pytest.mark.long
-async def test_the_code_cannot_stop_what_kills_it(launcher: Launcher) -> None:
+async def test_the_code_cannot_stop_what_kills_it(made: Made) -> None:
     # Whoever could stop its killer would live on behind the next step.
     stopper = (
         "import os, signal\n"
@@ -185,13 +208,13 @@ async def test_the_code_cannot_stop_what_kills_it(launcher: Launcher) -> None:
         ],
         step_timeout_s=4.0,
     )
-    served = await run(launcher, script)
+    served = await run(made, script)
     assert all("longer than 4 seconds" in observation for observation in served.observations[:3])
     assert served.observations[3].endswith("False")
     assert served.answer == b"killed"
 
 
-async def test_pseudo_terminals_work_and_are_few(launcher: Launcher) -> None:
+async def test_pseudo_terminals_work_and_are_few(made: Made) -> None:
     say = "import os, pty\npid, line = pty.fork()\nif pid == 0: os.execlp('sh', 'sh', '-c', 'tty; stty size')"
     read = "said = b''\ntry:\n    while more := os.read(line, 99): said += more\nexcept OSError: pass\nsaid"
     hold = "held = []\ntry:\n    while True: held.append(pty.openpty())\nexcept OSError as error: print(error)"
@@ -204,7 +227,7 @@ async def test_pseudo_terminals_work_and_are_few(launcher: Launcher) -> None:
             action("final_answer('typed')"),
         ]
     )
-    served = await run(launcher, script)
+    served = await run(made, script)
     assert served.park is not None
     assert {one.name: one.value for one in served.park.confinement.limits}["terminals"] == TERMINALS
     assert "b'/dev/pts/0\\r\\n0 0\\r\\n'" in served.observations[1]
@@ -213,7 +236,7 @@ async def test_pseudo_terminals_work_and_are_few(launcher: Launcher) -> None:
     assert served.answer == b"typed"
 
 
-async def test_pools_are_as_large_as_what_the_sandbox_may_use(launcher: Launcher) -> None:
+async def test_pools_are_as_large_as_what_the_sandbox_may_use(made: Made) -> None:
     count = (
         "import os, subprocess, multiprocessing, concurrent.futures as futures\n"
         "def size(pool):\n    with pool: return pool._max_workers\n"
@@ -222,22 +245,22 @@ async def test_pools_are_as_large_as_what_the_sandbox_may_use(launcher: Launcher
         " int(subprocess.check_output('nproc')),"
         " int(subprocess.check_output(['python', '-c', 'import os; print(os.cpu_count())'])))"
     )
-    served = await run(launcher, Script([action(count), action("final_answer(1)")]))
+    served = await run(made, Script([action(count), action("final_answer(1)")]))
     assert served.observations[0].endswith(str((1,) * 8)), "one CPU of this machine's"
 
 
-async def test_standard_output_can_be_opened_by_name(launcher: Launcher) -> None:
+async def test_standard_output_can_be_opened_by_name(made: Made) -> None:
     by_name = (
         "import os\nwith open('/dev/stdout', 'w') as out: out.write('one ')\n"
         "with open('/dev/fd/2', 'a') as out: out.write('two ')\n"
         "_ = os.system('echo three | tee /dev/stderr > /dev/null')"
     )
-    served = await run(launcher, Script([action(by_name), action("final_answer(1)")]))
+    served = await run(made, Script([action(by_name), action("final_answer(1)")]))
     assert "one two three" in served.observations[0]
 
 
 @pytest.mark.long
-async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(launcher: Launcher) -> None:
+async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(made: Made) -> None:
     stop_all = (
         "import os, signal, time\n"
         "for _ in range(40):\n"
@@ -247,19 +270,19 @@ async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(launcher: L
         "while True: time.sleep(1)"
     )
     script = Script([*([action(stop_all)] * 5), action("final_answer('wiped')")], step_timeout_s=4.0)
-    served = await run(launcher, script)
+    served = await run(made, script)
     assert all("longer than 4 seconds" in observation for observation in served.observations)
     assert served.answer == b"wiped"
 
 
 @pytest.mark.long
-async def test_three_memory_kills_running_end_the_episode(launcher: Launcher) -> None:
-    served = await run(launcher, Script([action("x = bytearray(2 << 30)")] * 5))
+async def test_three_memory_kills_running_end_the_episode(made: Made) -> None:
+    served = await run(made, Script([action("x = bytearray(2 << 30)")] * 5))
     assert served.stop_reason == "OUT_OF_MEMORY"
     assert len(served.completions) == 3
 
 
-async def test_the_deferred_packages_and_subprocesses_work_in_the_image(launcher: Launcher) -> None:
+async def test_the_deferred_packages_and_subprocesses_work_in_the_image(made: Made) -> None:
     script = Script(
         [
             action("import PIL.Image, requests, huggingface_hub, rich.markdown\nPIL.Image.new('1', (2, 3)).size"),
@@ -276,7 +299,7 @@ async def test_the_deferred_packages_and_subprocesses_work_in_the_image(launcher
             action("final_answer(0.1 + 0.2)"),
         ]
     )
-    served = await run(launcher, script)
+    served = await run(made, script)
     size, version, lock, squares = served.observations
     assert size.endswith("(2, 3)")
     assert re.search(r"b'\(3, \d+\)", version)
@@ -339,10 +362,10 @@ REAL_PYTHON = (
 )
 
 
-async def test_everything_cpython_can_do_works_in_a_step(launcher: Launcher) -> None:
+async def test_everything_cpython_can_do_works_in_a_step(made: Made) -> None:
     steps = [code for code, _ in REAL_PYTHON]
     served = await run(
-        launcher, Script([*map(action, steps), action("final_answer(0.1 + 0.2)")], max_steps=len(steps) + 1)
+        made, Script([*map(action, steps), action("final_answer(0.1 + 0.2)")], max_steps=len(steps) + 1)
     )
     for (code, expected), observed in zip(REAL_PYTHON, served.observations, strict=True):
         assert expected in observed, f"{code}\n--> {observed}"
@@ -352,8 +375,12 @@ async def test_everything_cpython_can_do_works_in_a_step(launcher: Launcher) -> 
     assert served.answer == b"0.30000000000000004"
 
 
-async def test_a_step_does_what_plain_python_does_in_the_image_too(launcher: Launcher) -> None:
-    steps = [action(code) for code, _ in CASES]
-    served = await run(launcher, Script([*steps, action("final_answer('done')")], max_steps=len(steps) + 1))
-    for (code, expected), observed in zip(CASES, served.observations, strict=True):
+async def test_a_step_does_what_plain_python_does_in_the_image_too(made: Made) -> None:
+    cases = [
+        (code.replace("os.getcwd()", "'/root'"), "\nroot" if "getpass" in code else told) for code, told in CASES
+    ]
+    cases = cases if made.root else CASES
+    steps = [action(code) for code, _ in cases]
+    served = await run(made, Script([*steps, action("final_answer('done')")], max_steps=len(steps) + 1))
+    for (code, expected), observed in zip(cases, served.observations, strict=True):
         assert expected in observed, f"{code}\n--> {observed}"

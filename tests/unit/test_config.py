@@ -114,7 +114,7 @@ def test_every_row_says_what_resuming_does_with_it_and_which_commands_take_it() 
     ("spec", "made_otherwise"),
     [
         (AgentSpec, {"kind", "call_format", "main_line"}),
-        (SandboxSpec, {"runtime"}),
+        (SandboxSpec, {"runtime", "storage_bytes", "storage_inodes", "layers", "user"}),
         (Limits, {"completions"}),
         (Sampling, {"max_tokens", "seed"}),
     ],
@@ -172,7 +172,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (env.dataset, str(env.dataset_path), env.split) == ("gaia", "data/gaia", "validation")
     assert (env.group_size, env.total_steps, env.max_steps, env.step_timeout) == (8, -1, 12, 60)
     assert (env.rollout_timeout, env.rollout_deadline, env.max_concurrent_sandboxes) == (240, 3600, 8)
-    assert (env.launcher, env.sandbox_memory, env.sandbox_cpus, env.sandbox_pids) == ("docker", 1 << 30, 1, 128)
+    assert (env.launcher, env.sandbox_memory, env.sandbox_cpus, env.sandbox_pids) == ("auto", 1 << 30, 1, 128)
     assert (env.temperature, env.top_p, env.max_completion_tokens, env.max_token_length) == (1, 1, 1024, 16384)
     assert (env.seed, env.token_source, env.group_policy, env.max_retries) == (None, "auto", "backfill", 2)
     assert (env.scoring_strategy, env.length_penalty_weight) == ("correctness", 0.1)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from orchestrator.launch.hardening import (
     writable_places,
 )
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
-from orchestrator.launch.uids import UidPair
+from orchestrator.launch.oci.writable import agent_arguments
+from orchestrator.launch.uids import LAST_UID, SLOTS, UidPair, UidSlots
 from orchestrator.types import Confinement, Mount, SandboxSpec
 from sandbox.boot.arguments import box_of
+from sandbox.types import AgentUser
 from tests.fakes.plans import a_sandbox
 
 SPEC = a_sandbox(image=DEFAULT_IMAGE)
@@ -165,7 +168,7 @@ def test_each_weakened_setting_is_named_and_can_be_waived(
 
 def test_every_measure_has_a_weakened_case() -> None:
     assert {name for name, _ in WEAKENED} | {"runtime"} == set(MEASURES)
-    assert set(MEASURES) | {IDENTITIES} == MEASURE_NAMES
+    assert set(MEASURES) | {IDENTITIES, "root_size", "id_ranges"} == MEASURE_NAMES  # an Engine bounds no root
 
 
 def test_another_runtime_than_the_one_asked_for_is_refused() -> None:
@@ -379,6 +382,63 @@ def test_what_the_sandbox_sees_of_itself_is_checked(name: str, changes: dict[str
     assert verify_confinement(weak, SPEC, frozenset({name})) == []
 
 
+WRITABLE = replace(SPEC, root="writable", storage_bytes=64 * MIB, storage_inodes=1000)
+WRITABLE_SEEN = replace(
+    CONFINED,
+    root_read_only=False,
+    mounts=(
+        *(m for m in CONFINED.mounts if m.target not in ("/", "/tmp", "/workspace")),
+        Mount("/", "overlay", False, True, True, False, 64 * MIB, 1000),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "weak"),
+    [
+        ("root_size", Mount("/", "overlay", False, True, True, False, 65 * MIB, 1000)),
+        ("root_size", Mount("/", "overlay", False, True, True, False, 64 * MIB, 1001)),
+        ("root_size", Mount("/", "overlay", False, True, True, False, 0, 0)),
+        ("root_size", Mount("/", "ext4", False, True, True, False, 64 * MIB, 1000)),
+        ("root_size", Mount("/", "overlay", False, False, True, False, 64 * MIB, 1000)),
+        ("root_size", Mount("/", "overlay", False, True, False, False, 64 * MIB, 1000)),
+        ("mounts", Mount("/opt/sandbox", "ext4", False, True, True)),
+        ("mounts", Mount("/etc", "ext4")),
+    ],
+)
+def test_a_root_that_may_be_written_to_must_be_bounded(name: str, weak: Mount) -> None:
+    assert verify_confinement(WRITABLE_SEEN, WRITABLE) == []
+    others = tuple(m for m in WRITABLE_SEEN.mounts if m.target != weak.target)
+    (problem,) = verify_confinement(replace(WRITABLE_SEEN, mounts=(*others, weak)), WRITABLE)
+    assert problem.startswith(f"{name}: ")
+    assert name in MEASURE_NAMES
+
+
+def test_a_read_only_root_is_none_that_may_be_written_to() -> None:
+    assert any(p.startswith("root_size: ") for p in verify_confinement(CONFINED, WRITABLE))
+    assert any(p.startswith("read_only_root: ") for p in verify_confinement(WRITABLE_SEEN, SPEC))
+
+
+def test_what_is_written_to_the_root_counts_as_memory() -> None:
+    limits = harden(WRITABLE, UIDS, Path("/"))
+    assert limits.memory_bytes == SPEC.memory_bytes + 64 * MIB
+    assert {place.target for place in limits.tmpfs} == {"/attachments", "/dev/shm", "/run/channel"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"root": "writable"},
+        {"root": "writable", "storage_bytes": 1},
+        {"storage_bytes": 1, "storage_inodes": 1},
+        {"layers": ("/x",)},
+    ],
+)
+def test_bounds_and_layers_go_with_a_writable_root_alone(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="writable root"):
+        replace(SPEC, **wrong)
+
+
 def test_what_gvisor_does_not_show_is_not_asked_of_it() -> None:
     seen = replace(CONFINED, no_new_privileges=False, seccomp_mode=0, root_read_only=False)
     assert verify_confinement(seen, SPEC, untold_by("runsc")) == []
@@ -473,3 +533,22 @@ def test_modules_to_preload_are_arguments_and_keep_sandboxes_apart(tmp_path: Pat
     assert spec != SPEC
     assert box_of(list(harden(spec, UidPair(1, 2), tmp_path).arguments)).preload == spec.preload
     assert box_of(list(harden(SPEC, UidPair(1, 2), tmp_path).arguments)).preload == ()
+
+
+def test_pid_1_reads_whom_the_agent_is_to_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    usual = list(harden(WRITABLE, UidPair(1, 2), tmp_path).arguments)
+    assert box_of(usual).agent is None
+    assert box_of([*usual, *agent_arguments(1000, 5)]).agent == AgentUser(namespace=3, uid=1000, gid=5)
+    places = usual[:6]
+    for wrong in ([*usual, "--agent-uid", "0"], [*places, *agent_arguments(0, 0)]):
+        with pytest.raises(SystemExit):
+            box_of(wrong)
+    assert "come together or not at all" in capsys.readouterr().err
+
+
+def test_no_two_sandboxes_have_an_id_in_common() -> None:
+    slots = UidSlots(start=0)
+    firsts = sorted(slots.take().first_of_range for _ in range(SLOTS))
+    assert all(after - before >= 65_536 for before, after in pairwise(firsts))
+    assert firsts[0] > LAST_UID
+    assert firsts[-1] + 65_536 < 1 << 31

@@ -217,20 +217,54 @@ def test_root_needs_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("who", ["me", "1000"])
-def test_root_inside_is_the_user_and_the_others_are_subordinate(
+def test_the_user_is_the_agent_and_the_others_are_subordinate(
     ordinary: Callable[..., UserNamespace | None], who: str
 ) -> None:
-    made = ordinary(f"you:1:9\n{who}:100000:60000\n# {who}:5:5\n{who}:bad:1\n{who}:300000:10\n")
+    made = ordinary(f"you:1:9\n{who}:100000:60005\n# {who}:5:5\n{who}:bad:1\n{who}:300000:10\n")
     assert made is not None
-    assert made.users == [id_range(0, 1000, 1), id_range(1, 100_000, 60_000), id_range(60_001, 300_000, 10)]
-    assert made.groups[0] == id_range(0, 1001, 1)
+    assert made.users == [
+        id_range(0, 100_000, 60_000),
+        id_range(60_000, 1000, 1),
+        id_range(60_001, 160_000, 5),
+        id_range(60_006, 300_000, 10),
+    ]
+    assert made.groups[1] == id_range(60_000, 1001, 1)
+    assert made.agent_maps == ("0 60000 1\n1 60001 5\n6 60006 9\n65534 60015 1",) * 2
+
+
+@pytest.mark.parametrize(
+    ("size", "ids"),
+    [
+        (60_000, "0 60000 1"),
+        (60_001, "0 60000 1\n65534 60001 1"),
+        (65_536, "0 60000 1\n1 60001 5535\n65534 65536 1"),
+        (125_535, "0 60000 1\n1 60001 65535"),
+        (200_000, "0 60000 1\n1 60001 65535"),
+    ],
+)
+def test_an_agent_has_the_ids_that_are_left(
+    ordinary: Callable[..., UserNamespace | None], size: int, ids: str
+) -> None:
+    made = ordinary(f"me:100000:{size}")
+    assert made is not None
+    assert made.agent_maps == (ids, ids)
+
+
+def test_a_command_is_run_as_root_of_the_namespace(ordinary: Callable[..., UserNamespace | None]) -> None:
+    made = ordinary("me:100000:60000")
+    assert made is not None
+    assert made.entered_by(["/bin/runc"])[4:] == [
+        "0 100000 60000 60000 1000 1",
+        "0 100000 60000 60000 1001 1",
+        "/bin/runc",
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "cure"),
     [
         ({"subuid": ""}, "usermod --add-subuids"),
-        ({"subuid": "me:100000:59998"}, "59999 are needed"),
+        ({"subuid": "me:100000:59998"}, "60000 are needed"),
         ({"subuid": "me:100000:65536", "subgid": ""}, "usermod --add-subgids"),
         ({"subuid": "me:100000:65536", "user/max_user_namespaces": "0"}, "user/max_user_namespaces"),
         ({"subuid": "me:100000:65536", "kernel/unprivileged_userns_clone": "0\n"}, "unprivileged_userns_clone"),
@@ -295,12 +329,8 @@ def test_every_measure_is_asked_of_the_runtime() -> None:
     assert json.loads(json.dumps(told)) == told
 
 
-def test_an_ordinary_users_bundle_has_its_users_and_a_closed_folder_before_the_channel() -> None:
-    both = UserNamespace([id_range(0, 1000, 1), id_range(1, 100_000, 65_536)], [id_range(0, 1001, 1)])
-    told = bundle(ROOT, CONTENTS, ASKED, NAME, users=both)
-    assert {"type": "user"} in told["linux"]["namespaces"]
-    assert told["linux"]["uidMappings"][1] == {"containerID": 1, "hostID": 100_000, "size": 65_536}
-    assert told["linux"]["gidMappings"] == [{"containerID": 0, "hostID": 1001, "size": 1}]
+def test_the_folder_before_the_channel_is_closed() -> None:
+    told = bundle(ROOT, CONTENTS, ASKED, NAME)
     targets = [mount["destination"] for mount in told["mounts"]]
     assert targets.index("/run/channel") < targets.index(CHANNEL_MOUNT)
 

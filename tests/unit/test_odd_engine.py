@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.doctor.sandboxes import check_sandboxes
 from orchestrator.errors import DockerError, EngineUnfitError, EnvironmentUnusable, LaunchError
+from orchestrator.launch.docker import launcher as launcher_module
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.client import is_lasting, why_refused
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
@@ -123,7 +124,11 @@ async def test_a_listing_that_cannot_be_read_is_an_interruption_until_it_can(
 # ---------------------------------------------------------------- calls
 
 ODD: list[Any] = [None, [], {}, "no", 7]
-STARTED: dict[str, object] = {"/containers/create": {"Id": "1"}, "/1/start": None}
+STARTED: dict[str, object] = {
+    "/containers/create": {"Id": "1"},
+    "/1/start": None,
+    "/images/image/json": {"Id": "sha256:1", "Config": {}},
+}
 
 
 @asynccontextmanager
@@ -149,9 +154,10 @@ async def test_an_answer_to_a_plain_question_is_the_engines_failure(engine: OddE
 
 @pytest.mark.parametrize("odd", [*ODD, {"State": None}, {"State": {"Pid": 1}, "HostConfig": None}])
 async def test_a_sandbox_of_which_nobody_can_tell_how_it_is_confined_is_not_used(
-    engine: OddEngine, tmp_path: Path, odd: object
+    engine: OddEngine, tmp_path: Path, odd: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.answers |= STARTED | {"/1/json": odd}
+    monkeypatch.setattr(launcher_module, "engine_runtime", lambda image: "/runtime")
     launcher = DockerLauncher("run", max_sandboxes=1)
     try:
         with pytest.raises(DockerError, match=r"unexpected shape \(inspect"):
@@ -238,7 +244,7 @@ PODMAN = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Versio
 async def findings(engine: OddEngine, info: Mapping[str, object], waived: tuple[str, ...] = ()) -> list[str]:
     """What doctor says of an Engine without an image."""
     engine.answers |= {"/info": {**INFO, **info}}
-    config = Config(env=EnvSettings(waive_hardening=waived))
+    config = Config(env=EnvSettings(waive_hardening=waived, launcher="docker"))
     return [
         f"{found.level} {found.what}: {found.text}"
         async for found in check_sandboxes(config.env, config.sandbox_spec())

@@ -262,7 +262,7 @@ def test_a_recording_decides_nothing_about_confinement_code_and_services(tmp_pat
         sandbox_memory=1 << 29,
     )
     config = resolve({}, environ={}, cwd=tmp_path, run=run)
-    assert (config.env.launcher, config.env.waive_hardening) == ("docker", ())
+    assert (config.env.launcher, config.env.waive_hardening) == ("auto", ())
     assert "evil" not in config.env.sandbox_image + config.env.tavily_base_url
     assert config.env.dataset == "jsonl:t.jsonl"
     assert (config.env.seed, config.env.sandbox_memory) == (5, 1 << 29)

@@ -37,6 +37,7 @@ from orchestrator.types import SandboxSpec
 log = logging.getLogger(__name__)
 
 ENGINE_GRACE_S = 15.0  # an Engine that restarts is away for some seconds
+NO_WRITABLE_ROOT = "a writable root needs --env.launcher oci: Docker cannot limit what is written to it"
 _SPARE_THREADS = 2  # removals must not wait behind starts
 _REMOVALS = 4
 _BETWEEN_REMOVALS = Backoff(first_s=0.3, most_s=3.0)
@@ -78,6 +79,8 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         """Raises EnvironmentUnusable (no Docker, no image, a limit that cannot be enforced); ConfigError for too
         little memory."""
         writable_places(spec.memory_bytes, UidPair(0, 0))
+        if spec.is_writable:
+            raise EnvironmentUnusable(NO_WRITABLE_ROOT)
         try:
             await self._engine.open()
             info = await self._engine.info()
@@ -168,6 +171,8 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
     # ------------------------------------------------------------ one container
 
     async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, hardening: Hardening) -> None:
+        if spec.is_writable:
+            raise LaunchError(NO_WRITABLE_ROOT)
         try:
             contents = await self._contents_of(spec.image)
         except EnvironmentUnusable as error:  # a task's own image: the others go on

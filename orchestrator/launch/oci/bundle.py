@@ -24,7 +24,6 @@ from orchestrator.launch.hardening import (
     seccomp_profile,
 )
 from orchestrator.launch.names import CHANNEL_MOUNT, RUNTIME_MOUNT
-from orchestrator.launch.oci.user_namespace import UserNamespace
 
 NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "uts")
 CPU_PERIOD_US = 100_000
@@ -38,17 +37,15 @@ def bundle(
     hardening: Hardening,
     control_group: str,
     *,
-    users: UserNamespace | None = None,
     unlimited: frozenset[str] = NO_MEASURES,
 ) -> dict[str, Any]:
-    """The bundle's configuration. `root`: the image's files. `control_group`: its path, or its name beside that of
-    the runtime's own process. `users`: where an ordinary user makes it. `unlimited`: measures that nothing here
-    can enforce and that the operator has waived; a runtime that is asked for them, or for a control group of that
-    name, would refuse."""
+    """The bundle's configuration. `root`: the folder of its files. `control_group`: its path, or its name beside
+    that of the runtime's own process. `unlimited`: measures that nothing here can enforce and that the operator
+    has waived; a runtime that is asked for them, or for a control group of that name, would refuse."""
     capabilities = [f"CAP_{name}" for name in CAPABILITIES]
     return {
         "ociVersion": "1.0.2",
-        "root": {"path": str(root), "readonly": True},
+        "root": {"path": str(root), "readonly": hardening.root is None},
         "hostname": HOST_NAME,
         "process": {
             "terminal": False,
@@ -66,13 +63,12 @@ def bundle(
         },
         "mounts": _mounts(contents, hardening),
         "linux": {
-            "namespaces": [{"type": name} for name in (*NAMESPACES, *(("user",) if users is not None else ()))],
-            **({} if users is None else {"uidMappings": users.users, "gidMappings": users.groups}),
+            "namespaces": [{"type": name} for name in NAMESPACES],
             **({} if unlimited else {"cgroupsPath": control_group}),
             "resources": _resources(hardening, unlimited),
             "maskedPaths": list(MASKED_PATHS),
             "readonlyPaths": list(READ_ONLY_PATHS),
-            "seccomp": _seccomp(allow_localhost_tcp=hardening.allow_localhost_tcp),
+            "seccomp": _seccomp(hardening),
         },
     }
 
@@ -108,8 +104,10 @@ def _resources(hardening: Hardening, unlimited: frozenset[str]) -> dict[str, Any
     return {**limits, "devices": [{"allow": False, "access": "rwm"}]}
 
 
-def _seccomp(*, allow_localhost_tcp: bool) -> dict[str, Any]:
+def _seccomp(hardening: Hardening) -> dict[str, Any]:
     """Without architectures: then the filter knows the native one alone."""
-    profile: Mapping[str, Any] = seccomp_profile(allow_localhost_tcp=allow_localhost_tcp)
+    profile: Mapping[str, Any] = seccomp_profile(
+        allow_localhost_tcp=hardening.allow_localhost_tcp, writable_root=hardening.root is not None
+    )
     rules = [{key: value for key, value in rule.items() if key != "comment"} for rule in profile["syscalls"]]
     return {**profile, "syscalls": rules}

@@ -8,6 +8,7 @@ ends in any way, the socket closes and all containers are removed.
 It talks JSON, a line each, over the socket at descriptor 0:
 
     → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
+      with "root" and "agent", if it is to write to its root: as in `mounts`
     → {"call": 2, "remove": NAME}                      ← {"call": 2, "existed": true} or {"call": 2, "error": TEXT}
                                                        ← {"ended": NAME, "status": WAIT_STATUS, "said": TEXT}
 
@@ -26,7 +27,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 CALL_S = 60.0  # a runtime that takes longer is killed
@@ -35,6 +36,7 @@ _TAIL_BYTES = 4000
 _LAST_PIECES = 4
 _LINE_BYTES = 1 << 16
 _PR_SET_CHILD_SUBREAPER = 36
+_ADDR_NO_RANDOMIZE = 0x0040000
 _NOT_OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the orchestrator decides when its sandboxes end
 _NOT_STARTED = 127 << 8  # a wait status, as a shell's
 _GONE = "does not exist"  # what runtimes say of a container they do not know
@@ -71,6 +73,7 @@ class _Container:
         self.output = _Output()
         self.pid = 0
         self.starting = starting
+        self.root = ""  # the folder in which its writable root is mounted
         self.deleting = False
         self.removals: list[int] = []  # the calls that ask for its removal
 
@@ -87,6 +90,7 @@ class Keeper:
         self._strays: dict[int, int] = {}  # children that ended before it was known whose they are
         self._selector = selectors.DefaultSelector()
         self._until_s = math.inf  # set when the orchestrator has hung up
+        self._has_mounts = False  # of its own
 
     def run(self) -> None:
         wakeup, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -123,7 +127,7 @@ class Keeper:
         for line in lines:
             request = json.loads(line)
             if "start" in request:
-                self._start(request["call"], request["start"], request["bundle"])
+                self._start(request)
             else:
                 self._remove(request["call"], request["remove"])
 
@@ -142,11 +146,42 @@ class Keeper:
 
     # ------------------------------------------------------------ containers
 
-    def _start(self, call: int, name: str, bundle: str) -> None:
-        self._containers[name] = _Container(starting=True)
+    def _start(self, request: dict[str, Any]) -> None:
+        call, name, bundle = request["call"], request["start"], request["bundle"]
+        container = self._containers[name] = _Container(starting=True)
         pid_file = os.path.join(bundle, "pid")
-        argv = ("run", "--detach", "--bundle", bundle, "--pid-file", pid_file, name)
-        self._call(argv, lambda status, output: self._started(call, name, pid_file, status, output))
+        argv = ["run", "--detach", "--bundle", bundle, "--pid-file", pid_file, name]
+        passed = -1
+        if "root" in request:
+            container.root = bundle
+            argv[1:1] = ["--preserve-fds", "1"]
+            try:
+                passed = self._make_root(bundle, request)
+            except OSError as error:
+                container.starting = False
+                self._tell(call=call, error=f"no writable root: {error.strerror}")
+                self._remove_if_wanted(name)
+                return
+        try:
+            self._call(argv, lambda status, output: self._started(call, name, pid_file, status, output), passed)
+        finally:
+            if passed >= 0:
+                os.close(passed)
+
+    def _make_root(self, bundle: str, request: dict[str, Any]) -> int:
+        """The descriptor of the agent's user namespace."""
+        from orchestrator.launch.oci import mounts
+
+        if not self._has_mounts:
+            mounts.leave_mounts()
+            self._has_mounts = True
+        namespace = mounts.user_namespace(mounts.AgentNamespace(**request["agent"]))
+        try:
+            mounts.make_root(bundle, mounts.WritableRoot(**request["root"]), namespace)
+        except OSError:
+            os.close(namespace)
+            raise
+        return namespace
 
     def _started(self, call: int, name: str, pid_file: str, status: int, output: _Output) -> None:
         container = self._containers[name]
@@ -196,6 +231,10 @@ class Keeper:
         if status != 0 and existed:
             answer = {"error": message or f"it ended with {_end(status)}"}
         container = self._containers.pop(name)
+        if container.root:
+            from orchestrator.launch.oci.mounts import remove_root
+
+            remove_root(container.root)
         for each in (output, container.output):
             self._forget(each)
             if each.readable >= 0:
@@ -213,8 +252,9 @@ class Keeper:
 
     # ------------------------------------------------------------ processes
 
-    def _call(self, arguments: tuple[str, ...], then: Callable[[int, _Output], None]) -> None:
-        """Runs the runtime. `then` gets its wait status and what it prints."""
+    def _call(self, arguments: Sequence[str], then: Callable[[int, _Output], None], passed: int = -1) -> None:
+        """Runs the runtime. `then` gets its wait status and what it prints. `passed`: a descriptor that it finds
+        under the number 3."""
         output, argv, pid = _Output(), [*self._runtime, *arguments], 0
         try:
             output.readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -224,6 +264,7 @@ class Keeper:
                 actions = [
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     *((os.POSIX_SPAWN_DUP2, writable, number) for number in (1, 2)),
+                    *([(os.POSIX_SPAWN_DUP2, passed, 3)] if passed >= 0 else []),
                 ]
                 defaults = [signal.SIGPIPE, *_NOT_OURS]
                 pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsigdef=defaults)
@@ -272,7 +313,10 @@ def _end(status: int) -> str:
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    sys.path.append(__file__.rsplit(os.sep, 4)[0])  # for `mounts`, which is imported where it is needed
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.personality(_ADDR_NO_RANDOMIZE)  # inherited: Python's addresses are the same in all sandboxes
     with socket.socket(fileno=os.dup(0)) as ours:
         ours.setblocking(True)
         Keeper(ours, sys.argv[1:]).run()

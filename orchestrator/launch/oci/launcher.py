@@ -25,21 +25,25 @@ from orchestrator.launch.contents import PYTHON, Contents, image_environment
 from orchestrator.launch.control_groups import path_beside_ours
 from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden, writable_places
 from orchestrator.launch.names import is_gvisor, is_path
+from orchestrator.launch.oci.accounts import account
 from orchestrator.launch.oci.bundle import bundle
 from orchestrator.launch.oci.leftovers import remember, remove_containers, runtime_command
 from orchestrator.launch.oci.machine import (
     advice,
     does_not_fit,
     missing_limits,
+    missing_ranges,
     runtime_version,
     why_no_containers,
 )
+from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
 from orchestrator.launch.oci.program import USUAL, find_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import UserNamespace, user_namespace
 from orchestrator.launch.oci.verification import UNTOLD_BY_GVISOR, verify
+from orchestrator.launch.oci.writable import agent_arguments, root_request
 from orchestrator.launch.runtime_folder import stored_runtime
 from orchestrator.launch.uids import UidPair
 from orchestrator.rules.backoff import Backoff
@@ -78,10 +82,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         if reason := why_no_containers():
             raise EnvironmentUnusable(reason)
         version = await asyncio.to_thread(runtime_version, find_runtime(self._runtime_name))
-        demand(missing_limits(self._waived))
+        demand([*missing_limits(self._waived), *missing_ranges(spec, self._waived)])
         if problem := does_not_fit(spec):
             raise EnvironmentUnusable(problem)
-        await self._image(spec.image)
+        await self._agent_user(spec, await self._image(spec.image))
         for line in advice(spec, self._max_sandboxes, version):
             self._advise(line)
 
@@ -100,14 +104,15 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         """Starts a container that only says which Python it has, and removes it. Raises LaunchError,
         EnvironmentUnusable."""
         image = await self._image(spec.image)
-        runtime, name = await self._open(), f"ready-{secrets.token_hex(8)}"
+        runtime, name, uids = await self._open(), f"ready-{secrets.token_hex(8)}", self._uids.take()
         contents = replace(self._contents[image.digest], program=(PYTHON, "--version"))
-        demands = replace(harden(spec, UidPair(0, 0), self._folder(name)), arguments=())
+        demands = replace(harden(spec, uids, self._folder(name)), arguments=())
         try:
-            self._write_bundle(name, image, contents, demands)
-            await runtime.start(name, self._folder(name))
+            more = self._write_bundle(name, image, contents, spec, demands, uids)
+            await runtime.start(name, self._folder(name), more)
         finally:
-            await uninterrupted(self._try_removal(name))
+            if await uninterrupted(self._try_removal(name)):
+                self._uids.release(uids)
 
     def _sandbox(self, uids: UidPair) -> OciSandbox:
         return OciSandbox(uids)
@@ -129,13 +134,18 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     async def _start(self, sandbox: OciSandbox, spec: SandboxSpec, hardening: Hardening) -> None:
         try:
             image = await self._image(spec.image)
+            user = await self._agent_user(spec, image)
         except EnvironmentUnusable as error:  # a task's own image: the others go on
             raise LaunchError(str(error)) from error
+        if user is not None:
+            hardening = replace(hardening, arguments=(*hardening.arguments, *agent_arguments(*user)))
         runtime = await self._open()
-        self._write_bundle(sandbox.name, image, self._contents[image.digest], hardening)
+        more = self._write_bundle(sandbox.name, image, self._contents[image.digest], spec, hardening, sandbox.uids)
         begun_s = asyncio.get_running_loop().time()
-        pid = await runtime.start(sandbox.name, self._folder(sandbox.name))
+        pid = await runtime.start(sandbox.name, self._folder(sandbox.name), more)
         clock = sandbox.runs(pid, begun_s)
+        if more:
+            sandbox.upper = runtime.seen_by_keeper(self._folder(sandbox.name) / WRITTEN / UPPER)
         unseen = UNTOLD_BY_GVISOR if is_gvisor(self._runtime_name) else NO_MEASURES
         for looks_left in reversed(range(_LOOKS)):
             try:
@@ -179,23 +189,47 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 self._users = user_namespace()
                 self._directory = _make_directory(self.run_id, program)
                 command = runtime_command(program, self._directory, options)
-                self._runtime = Runtime(command, self._live)
+                self._runtime = Runtime(command, self._live, self._users)
             return self._runtime
 
     def _folder(self, name: str) -> Path:
         assert self._directory is not None
         return self._directory / "bundles" / name
 
-    def _write_bundle(self, name: str, image: StoredImage, contents: Contents, demands: Hardening) -> None:
-        """Raises LaunchError."""
-        group = path_beside_ours(name)
-        config = bundle(image.root, contents, demands, group, users=self._users, unlimited=self._unlimited)
-        folder = self._folder(name)
+    async def _agent_user(self, spec: SandboxSpec, image: StoredImage) -> tuple[int, int] | None:
+        """(uid, gid) of the agent in its user namespace; None: it has none. Raises EnvironmentUnusable."""
+        if not spec.is_writable:
+            return None
+        if os.geteuid() != 0 and spec.storage_bytes > spec.memory_bytes:
+            raise EnvironmentUnusable("only root can have more env.sandbox_storage than env.sandbox_memory")
+        if is_gvisor(self._runtime_name):
+            raise EnvironmentUnusable(
+                "a writable root needs runc or crun (--env.oci_runtime): gVisor joins no user namespace"
+            )
+        user = str(image.config.get("User") or "") if spec.user is None else spec.user
+        return await asyncio.to_thread(account, user, [*map(Path, spec.layers), image.root])
+
+    def _write_bundle(
+        self,
+        name: str,
+        image: StoredImage,
+        contents: Contents,
+        spec: SandboxSpec,
+        demands: Hardening,
+        uids: UidPair,
+    ) -> dict[str, Any]:
+        """Returns what the keeper must know of a writable root. Raises LaunchError."""
+        folder, root, more = self._folder(name), image.root, {}
+        if demands.root is not None:
+            more = root_request(spec, image, demands, uids, self._users)
+            root = folder / MERGED
+        config = bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
         try:
             folder.mkdir()
             (folder / "config.json").write_text(json.dumps(config))
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
+        return more
 
     def _find(self, name: str) -> StoredImage | None:
         """In the store, or unpacked into it if `name` is the path of an image. Blocks."""

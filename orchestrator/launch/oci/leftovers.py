@@ -11,7 +11,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.oci.program import HANDED_DOWN
+from orchestrator.launch.oci.user_namespace import user_namespace
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ _REMOVAL_S = 60.0
 def remember(directory: Path, program: str) -> None:
     """Notes in a launcher's directory which runtime has its containers. Raises OSError."""
     (directory / _RUNTIME).write_text(program)
+    (directory / _STATE).mkdir(mode=0o700)  # this user's, whoever runs the runtime
 
 
 def runtime_command(program: str, directory: Path, options: Sequence[str] = ()) -> list[str]:
@@ -37,12 +40,17 @@ def remove_containers(directory: Path) -> tuple[int, int]:
             raise ValueError(program)
         # crun keeps compiled filters of system calls in `.cache` there.
         names = [place.name for place in (directory / _STATE).iterdir() if not place.name.startswith(".")]
+        users = user_namespace() if names else None
     except (OSError, ValueError):
         return 0, 0
+    except EnvironmentUnusable as error:  # it could be made when the containers were
+        log.warning("containers could not be removed: %s", error)
+        return 0, len(names)
     environ = {name: os.environ[name] for name in HANDED_DOWN if name in os.environ}
     removed = 0
     for name in names:
         command = [*runtime_command(program, directory), "delete", "--force", name]
+        command = command if users is None else users.entered_by(command)
         try:
             done = subprocess.run(  # noqa: S603 - the launcher's own
                 command, capture_output=True, timeout=_REMOVAL_S, check=False, env=environ

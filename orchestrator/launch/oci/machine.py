@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.control_groups import CGROUPS, PROC, beside
 from orchestrator.launch.fitting import old_runc, too_big, too_many
-from orchestrator.launch.hardening import NO_MEASURES
+from orchestrator.launch.hardening import ID_RANGES, NO_MEASURES
 from orchestrator.launch.oci.program import find_runtime
 from orchestrator.launch.oci.user_namespace import user_namespace
 from orchestrator.types import SandboxSpec
@@ -65,6 +65,16 @@ def missing_limits(
         if measure not in waived and (why := _why_not(measure, controller, groups, cgroups)) is not None:
             problems.append(f"{measure}: cannot be limited here: {why}")
     return problems
+
+
+def missing_ranges(spec: SandboxSpec, waived: frozenset[str] = NO_MEASURES) -> list[str]:
+    """What an ordinary user cannot keep apart where agents may be root inside, a line each."""
+    if not spec.is_writable or os.geteuid() == 0 or ID_RANGES in waived:
+        return []
+    return [
+        f"{ID_RANGES}: without root, the agents of all sandboxes have the id of this user: what the kernel "
+        "limits per user (pipe buffers, watched files), one can use up for all"
+    ]
 
 
 def _why_not(measure: str, controller: str, groups: list[list[str]], cgroups: Path) -> str | None:

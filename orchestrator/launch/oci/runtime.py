@@ -15,12 +15,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci.keeper import CALL_S
 from orchestrator.launch.oci.program import HANDED_DOWN
 from orchestrator.launch.oci.sandbox import OciSandbox
+from orchestrator.launch.oci.user_namespace import UserNamespace
 from orchestrator.rules.text import printable
 
 log = logging.getLogger(__name__)
@@ -35,11 +37,14 @@ LOST = "the process that watches sandboxes has ended"
 
 
 class Runtime:
-    """`command`: the runtime's program and its global options. `live`: the sandboxes by name, which learn in the
-    event loop how they ended, or that nobody will learn it any more."""
+    """`command`: the runtime's program and its global options. `users`: where an ordinary user runs it. `live`:
+    the sandboxes by name, which learn in the event loop how they ended, or that nobody will learn it any more."""
 
-    def __init__(self, command: Sequence[str], live: Mapping[str, OciSandbox]) -> None:
-        self._command = command
+    def __init__(
+        self, command: Sequence[str], live: Mapping[str, OciSandbox], users: UserNamespace | None = None
+    ) -> None:
+        keeper = [sys.executable, "-I", "-S", str(_KEEPER), *command]
+        self._command = keeper if users is None else users.entered_by(keeper)
         self._live = live
         self._opening = asyncio.Lock()
         self._keeper: asyncio.subprocess.Process | None = None
@@ -48,16 +53,21 @@ class Runtime:
         self._calls = 0
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
-    async def start(self, name: str, bundle: Path) -> int:
-        """Starts a container from the folder `bundle`. Returns the process id of its pid 1. LaunchError: the
-        runtime refused, or did not answer; `remove` it in any case."""
+    async def start(self, name: str, bundle: Path, more: Mapping[str, object] = MappingProxyType({})) -> int:
+        """Starts a container from the folder `bundle`. Returns the process id of its pid 1. `more`: of a root that
+        it may write to. LaunchError: the runtime refused, or did not answer; `remove` it in any case."""
         try:
-            answer = await self._call(start=name, bundle=str(bundle))
+            answer = await self._call(start=name, bundle=str(bundle), **more)
         except SandboxLostError as error:
             raise LaunchError(str(error)) from None
         if "error" in answer:
             raise LaunchError(told_by_runtime(answer["error"]))
         return int(answer["pid"])
+
+    def seen_by_keeper(self, path: Path) -> Path:
+        """The way to `path` among the mounts of the keeper, as long as it lives."""
+        assert self._keeper is not None
+        return Path(f"/proc/{self._keeper.pid}/root{path}")
 
     async def remove(self, name: str) -> bool:
         """Kills a container and all its processes, and removes it. False: there was none. Raises SandboxLostError
@@ -104,7 +114,7 @@ class Runtime:
                 with theirs:
                     try:
                         self._keeper = await asyncio.create_subprocess_exec(
-                            *(sys.executable, "-I", "-S", str(_KEEPER), *self._command),
+                            *self._command,
                             stdin=theirs.fileno(),
                             stdout=asyncio.subprocess.DEVNULL,
                             stderr=asyncio.subprocess.PIPE,

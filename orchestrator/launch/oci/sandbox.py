@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.errors import SandboxLostError
@@ -26,6 +27,7 @@ class OciSandbox(ContainerSandbox):
         self.pid = 0  # of its pid 1, here
         self.last_words = ""  # the end of what it printed; known when it has ended; untrusted
         self.kills: Path | None = None  # the kernel's count of processes killed for memory; None: there is none
+        self.upper: Path | None = None  # what takes what is written to the root; None: the root is read-only
 
     def runs(self, pid: int, begun_s: float) -> CpuClock:
         """Its pid 1 is process `pid` here; it was begun at `begun_s` (loop time)."""
@@ -60,6 +62,21 @@ class OciSandbox(ContainerSandbox):
         elif self._lost is None:
             self._exit = exit_of(code if code >= 0 else 128 - code, out_of_memory, output)
         self._ended.set()
+
+    @contextmanager
+    def written(self) -> Iterator[int]:
+        """A descriptor of the folder with what was written to the root, as overlayfs keeps it, while the sandbox
+        is there. Its agent may still be writing unless it has ended. Raises SandboxLostError."""
+        if self.upper is None:
+            raise SandboxLostError("the root of this sandbox is read-only: there is no difference to its image")
+        try:
+            folder = os.open(self.upper, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise SandboxLostError(f"what the sandbox wrote is gone: {error.strerror}") from error
+        try:
+            yield folder
+        finally:
+            os.close(folder)
 
     async def _post_mortem(self) -> SandboxExit:
         raise AssertionError("`ended` or `lose` comes first")

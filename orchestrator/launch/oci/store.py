@@ -34,6 +34,7 @@ ROOT = "rootfs"  # an image's files, in its folder
 _MOUNT_POINTS = ("/proc", "/dev", "/sys", RUNTIME_MOUNT)
 _LEFT_BY_BUILDERS = ("hostname", "resolv.conf")  # in /etc: empty files, on which they have mounted theirs
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
+_MACHINE_ID = f"{'0' * 31}1\n"  # the same in all sandboxes, so that what a program derives from it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +248,18 @@ def _complete(root: Path) -> None:
             if kind == stat.S_IFLNK:
                 raise Outside
             if kind != stat.S_IFREG or not size:
-                tree.remove("hosts")
-                with open(tree.file("hosts", 0o644), "w") as hosts:
-                    hosts.write(_HOSTS)
+                _write(tree, "hosts", _HOSTS)
+            if tree.kind("machine-id")[0] in (0, stat.S_IFREG):
+                _write(tree, "machine-id", _MACHINE_ID)
             for name in _LEFT_BY_BUILDERS:
                 if tree.kind(name) == (stat.S_IFREG, 0):
                     tree.remove(name)
+
+
+def _write(tree: Tree, name: str, text: str) -> None:
+    tree.remove(name)
+    with open(tree.file(name, 0o644), "w") as file:
+        file.write(text)
 
 
 @contextmanager

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.launch.control_groups import CGROUPS, PROC, ControlGroup, control_groups, group_files
-from orchestrator.launch.hardening import CAPABILITIES, NO_MEASURES, OOM_SCORE, Hardening
+from orchestrator.launch.hardening import CAPABILITIES, NO_MEASURES, OOM_SCORE, Hardening, RootBounds
 from orchestrator.launch.names import RUNTIME_MOUNT
 
 _CAPABILITY_NUMBERS = {"SETGID": 6, "SETUID": 7}
@@ -63,17 +63,29 @@ def _process(pid: int, hardening: Hardening, proc: Path) -> Iterator[tuple[str, 
         if os.readlink(own / "ns" / namespace) == os.readlink(proc / "self" / "ns" / namespace):
             yield measure, f"include this machine's own ({namespace})"
     mounts = [line.split() for line in (own / "mountinfo").read_text().splitlines()]
-    if not any(mount[4] == "/" and "ro" in mount[5].split(",") for mount in mounts):
+    roots = [mount for mount in mounts if mount[4] == "/"]
+    if hardening.root is None and not any("ro" in mount[5].split(",") for mount in roots):
         yield "read_only_root", "is not: the root file system takes writes"
     runtime = [mount for mount in mounts if mount[4] == RUNTIME_MOUNT]
     if len(runtime) != 1 or not {"ro", "nosuid", "nodev"} <= set(runtime[0][5].split(",")):
         yield "mounts", f"have {RUNTIME_MOUNT} {len(runtime)} times, or not read-only, nosuid and nodev"
+    if hardening.root is not None:
+        yield from _root(roots[-1], os.statvfs(own / "root"), hardening.root)
     limits = (own / "limits").read_text().splitlines()
     for name, most in hardening.ulimits.items():
         rows = [line[len(_ULIMITS[name]) :].split() for line in limits if line.startswith(_ULIMITS[name])]
         hard = rows[0][1] if rows else "unlimited"
         if hard == "unlimited" or int(hard) > most:
             yield "ulimits", f"have {name} {hard} instead of {most}"
+
+
+def _root(mount: Sequence[str], capacity: os.statvfs_result, bounds: RootBounds) -> Iterator[tuple[str, str]]:
+    """`mount`: the fields of its line in mountinfo."""
+    if mount[mount.index("-") + 1] != "overlay" or not {"rw", "nosuid", "nodev"} <= {*mount[5].split(",")}:
+        yield "root_size", f"is not bounded: the root is {mount[mount.index('-') + 1]} {mount[5]}"
+    size = capacity.f_blocks * capacity.f_frsize
+    if not (0 < size <= bounds.size_bytes and 0 < capacity.f_files <= bounds.inodes):
+        yield "root_size", f"is {size} bytes in {capacity.f_files} files instead of {bounds}"
 
 
 def _limits(pid: int, name: str, hardening: Hardening, proc: Path, cgroups: Path) -> Iterator[tuple[str, str]]:

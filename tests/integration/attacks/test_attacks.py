@@ -25,13 +25,16 @@ from orchestrator.launch.names import DEFAULT_IMAGE
 from tests.e2e.endpoint import answers, says, scripted_endpoint
 from tests.e2e.leftovers import containers_of
 from tests.fakes import oci_images
+from tests.fakes.plans import WAIVED_WITHOUT_ROOT
 from tests.fakes.runs import Ended, flags, lines, place, running
 from tests.integration.attacks.catalogue import ALIVE, ATTACKS, WRONG, Attack
+from tests.integration.attacks.root_inside import ATTACKS_OF_ROOT, STORAGE
 from tests.integration.attacks.witness import RuntimeEyes, Witness, engine_eyes
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
 DEADLINE_S = 1000.0  # under a minute on two quiet cores
+KINDS: Mapping[str, Mapping[str, Attack]] = {"docker": ATTACKS, "oci": ATTACKS, "oci-writable": ATTACKS_OF_ROOT}
 CONTROLS = 8
 CONTROL = "control"
 CONTROL_STEPS = [f"import time\nt = {n}\ntime.sleep(0.1)\nprint('worked', t)" for n in range(3)]
@@ -50,6 +53,7 @@ class Run:
     """A finished run, and all that was seen of it."""
 
     launcher: str
+    attacks: Mapping[str, Attack]
     ended: Ended
     rollouts: Mapping[str, dict[str, Any]]
     unscored: list[tuple[str, str, str]]  # attempts: task, outcome, reason
@@ -68,10 +72,10 @@ def turns(attack: Attack) -> list[str]:
     return said
 
 
-def tasks() -> Iterator[dict[str, Any]]:
+def tasks(attacks: Mapping[str, Attack]) -> Iterator[dict[str, Any]]:
     """Attackers, with controls between them."""
-    every = max(1, len(ATTACKS) // CONTROLS)
-    for number, (name, attack) in enumerate(ATTACKS.items()):
+    every = max(1, len(attacks) // CONTROLS)
+    for number, (name, attack) in enumerate(attacks.items()):
         if number % every == 0 and number // every < CONTROLS:
             control = f"{CONTROL} {number // every}"
             yield {"task_id": control, "question": f"{CONTROL}: what is 6 times 7?", "answer": "42"}
@@ -79,24 +83,26 @@ def tasks() -> Iterator[dict[str, Any]]:
         yield task | ({"limits": dict(attack.limits)} if attack.limits else {})
 
 
-@pytest.fixture(scope="module", params=["docker", "oci"])
+@pytest.fixture(scope="module", params=[*KINDS])
 def run(request: pytest.FixtureRequest) -> Run:
-    launcher: str = request.param
-    if launcher == "oci":
+    kind: str = request.param
+    if kind != "docker":
         if (reason := oci_images.why_not()) is not None:
             pytest.skip(reason)
         oci_images.stored_image()
-    return asyncio.run(carried_out(launcher))
+    return asyncio.run(carried_out(kind))
 
 
-async def carried_out(launcher: str) -> Run:
+async def carried_out(kind: str) -> Run:
+    launcher, _, writable = kind.partition("-")
+    attacks = KINDS[kind]
     keys = {"OPENAI_API_KEY": canary(), "TAVILY_API_KEY": canary()}
-    script = {f"[{name}]": [turns(attack)] for name, attack in ATTACKS.items()}
+    script = {f"[{name}]": [turns(attack)] for name, attack in attacks.items()}
     script[CONTROL] = [[*(says("Work.", code) for code in CONTROL_STEPS), answers("42")]]
     with ExitStack() as stack:
         home = stack.enter_context(place())
         (home / "given.txt").write_text("a file of the task")
-        rows = list(tasks())
+        rows = list(tasks(attacks))
         (home / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         endpoint = stack.enter_context(
             scripted_endpoint(script, "--dialect", "vllm", "--api-key", keys["OPENAI_API_KEY"])
@@ -114,6 +120,8 @@ async def carried_out(launcher: str) -> Run:
             max_output_chars=2_000,
             max_tool_calls=5,
             tavily_base_url="http://127.0.0.1:9",
+            waive_hardening=json.dumps([*WAIVED_WITHOUT_ROOT]) if writable else None,
+            **({"sandbox_root": "writable", "sandbox_storage": STORAGE} if writable else {}),
         )
         async with running(*command, directory=home, environ=keys | oci_images.CACHE) as started:
             pid = started.process.pid
@@ -124,6 +132,7 @@ async def carried_out(launcher: str) -> Run:
                 ended = Ended(started.process.returncode or 0, out.decode(), err.decode())
         return Run(
             launcher=launcher,
+            attacks=attacks,
             ended=ended,
             rollouts={line["task_id"]: line for line in lines(home / "run" / "rollouts.jsonl")},
             unscored=[
@@ -149,13 +158,15 @@ def test_one_process_carried_all_of_it_out_and_nothing_is_left(run: Run) -> None
     assert run.ended.code == 0, run.ended.stderr
     assert not run.ended.traceback, run.ended.stderr
     assert run.left == []
-    assert len(run.rollouts) == len(ATTACKS) + CONTROLS
+    assert len(run.rollouts) == len(run.attacks) + CONTROLS
     assert run.unscored == []
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    ("run", "name"), [(kind, name) for kind, attacks in KINDS.items() for name in attacks], indirect=["run"]
+)
 def test_the_attack_is_contained_and_earns_nothing(run: Run, name: str) -> None:
-    attack, rollout = ATTACKS[name], run.rollouts[name]
+    attack, rollout = run.attacks[name], run.rollouts[name]
     assert rollout["outcome"] == attack.outcome, (rollout["reason"], observations(rollout))
     assert rollout["answer"] == attack.answer
     assert attack.reason in (rollout["reason"] or "")

@@ -23,10 +23,11 @@ from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Confinement, SandboxSpec
 from tests.fakes import oci_images
 from tests.fakes.fake_launcher import FakeLauncher
-from tests.fakes.plans import a_sandbox
+from tests.fakes.plans import WAIVED_WITHOUT_ROOT, a_sandbox, a_writable_sandbox
 from tests.integration.launch.probes import containers_of, eventually
 
 PLAIN = a_sandbox(image=DEFAULT_IMAGE)
+WRITABLE = a_writable_sandbox(DEFAULT_IMAGE)
 PARK_S = 120.0
 
 
@@ -44,6 +45,7 @@ class Candidate:
         pytest.param("docker", marks=pytest.mark.docker),
         pytest.param("docker-runsc", marks=[pytest.mark.docker, pytest.mark.long]),
         pytest.param("oci", marks=pytest.mark.docker),
+        pytest.param("oci-writable", marks=pytest.mark.docker),
         pytest.param("oci-runsc", marks=[pytest.mark.docker, pytest.mark.long]),
         "process",
         "fake",
@@ -60,13 +62,15 @@ async def candidate(
             spec = a_sandbox(image=DEFAULT_IMAGE, runtime=request.getfixturevalue("runsc"), pids=512)
         made = Candidate(DockerLauncher(run, max_sandboxes=2), lambda: containers_of(run), spec)
     elif request.param.startswith("oci"):
-        runtime = request.param.partition("-")[2] or "runc"
+        runtime = "runsc" if request.param == "oci-runsc" else "runc"
         if (reason := oci_images.why_not(runtime)) is not None:
             pytest.skip(reason)
         oci_images.stored_image()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        spec = replace(PLAIN, runtime=runtime, pids=512 if runtime == "runsc" else PLAIN.pids)
-        launcher = OciLauncher(run, max_sandboxes=2, runtime=runtime)
+        plain = WRITABLE if request.param == "oci-writable" else PLAIN
+        spec = replace(plain, runtime=runtime, pids=512 if runtime == "runsc" else PLAIN.pids)
+        waived = WAIVED_WITHOUT_ROOT if request.param == "oci-writable" else frozenset()
+        launcher = OciLauncher(run, max_sandboxes=2, runtime=runtime, waived=waived)
         made = Candidate(launcher, lambda: containers_below(tmp_path), spec)
     elif request.param == "process":
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -214,7 +218,8 @@ async def test_process_launcher_hands_down_no_key_and_ends_what_code_left_runnin
 def containers_below(directory: Path) -> list[str]:
     """Names of the containers that an OCI runtime has for launchers with directories there, and of bundles."""
     places = [*directory.glob(f"{PREFIX}*/state/[!.]*"), *directory.glob(f"{PREFIX}*/bundles/*")]
-    return [place.name for place in places]
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [*(place.name for place in places), *(mount for mount in mounts if mount.startswith(str(directory)))]
 
 
 def processes_below(directory: Path) -> list[str]:

@@ -1,0 +1,210 @@
+"""System calls that make the root of a sandbox that may write to it, and the user namespace of its agent.
+
+Runs in the keeper, whose mount namespace is its own: nothing made here outlives the keeper and its containers.
+Only the standard library is imported.
+
+    FOLDER/merged    what the sandbox sees: an overlay of
+    FOLDER/written   a tmpfs of limited size, or an ext4 in a file that has no name any more, with `upper`, which
+                     takes what is written, and over
+    FOLDER/0, 1 ...  layers and image, read-only, where root makes it with the ids of the agent's namespace
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple, NoReturn
+
+MERGED, WRITTEN, UPPER = "merged", "written", "upper"
+OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 1, 2, 4, 0x4000, 0x80000
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same for all architectures
+_OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 4
+_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LO_FLAGS_AUTOCLEAR, _LOOP_ATTEMPTS = 0x4C82, 0x4C0A, 4, 64
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_IDMAP = 1, 0x100000
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
+
+
+class WritableRoot(NamedTuple):
+    """`lowers`: folders, top first. `on_disk`: what is written goes to a file of FOLDER's disk. `owner`: the id,
+    outside of the agent's namespace, that owns the root folder. `shifted`: `lowers` are to be shown with the ids
+    of the agent's namespace."""
+
+    lowers: Sequence[str]
+    size_bytes: int
+    inodes: int
+    on_disk: bool
+    owner: int
+    shifted: bool
+
+
+class AgentNamespace(NamedTuple):
+    """`owner`: the uid that may enter it. `maps`: as in /proc/PID/uid_map, of users and of groups. `processes`:
+    most of all its users together."""
+
+    owner: int
+    maps: Sequence[str]
+    processes: int
+
+
+def leave_mounts() -> None:
+    """From here on this process has mounts of its own: what it mounts is seen by nobody else. Raises OSError."""
+    _demand(_libc.unshare(_CLONE_NEWNS), "a mount namespace")
+    _mount("none", "/", None, _MS_REC | _MS_SLAVE)
+
+
+def user_namespace(agent: AgentNamespace) -> int:
+    """A descriptor of a new user namespace. Raises OSError."""
+    ready, tell_ready = os.pipe()
+    over, tell_over = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _hold_namespace(agent, tell_ready, over, tell_over)
+    try:
+        os.close(tell_ready)
+        os.close(over)
+        if not os.read(ready, 1):
+            raise OSError(0, "the kernel makes no user namespace (see /proc/sys/user/max_user_namespaces)")
+        for name, text in zip(("uid_map", "gid_map"), agent.maps, strict=True):
+            with open(f"/proc/{pid}/{name}", "w") as ids:
+                ids.write(text)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.close(tell_over)
+        os.waitpid(pid, 0)
+
+
+def _hold_namespace(agent: AgentNamespace, tell_ready: int, over: int, tell_over: int) -> NoReturn:
+    """Owns the namespace, and with it the limit of its processes; ends when the parent has a descriptor of it."""
+    try:
+        os.close(tell_over)
+        resource.setrlimit(resource.RLIMIT_NPROC, (agent.processes, agent.processes))
+        os.setresgid(agent.owner, agent.owner, agent.owner)
+        os.setresuid(agent.owner, agent.owner, agent.owner)
+        if _libc.unshare(_CLONE_NEWUSER) == 0:
+            os.write(tell_ready, b"x")
+            os.close(tell_ready)
+            os.read(over, 1)
+    finally:
+        os._exit(0)
+
+
+def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
+    """Mounts FOLDER/merged. `namespace`: the agent's. Raises OSError; then `remove_root` clears away the rest."""
+    for name in (MERGED, WRITTEN, *map(str, range(len(root.lowers)))):
+        os.mkdir(os.path.join(folder, name))
+    written, upper = os.path.join(folder, WRITTEN), os.path.join(folder, WRITTEN, UPPER)
+    if root.on_disk:
+        _mount_file(os.path.join(folder, "disk"), written, root)
+    else:
+        size = f"size={root.size_bytes},nr_inodes={root.inodes},mode=0755"
+        _mount("tmpfs", written, "tmpfs", _MS_NOSUID | _MS_NODEV, size)
+    os.mkdir(upper)
+    os.chmod(upper, 0o755)  # noqa: S103 - the mode of the sandbox's root
+    os.chown(upper, root.owner, root.owner)
+    os.mkdir(os.path.join(written, "work"))
+    # Mounted in any case: the sandbox can read where the folders are that the overlay is made of.
+    lowers = [
+        _lower(lower, os.path.join(folder, str(number)), namespace if root.shifted else None)
+        for number, lower in enumerate(root.lowers)
+    ]
+    places = [f"lowerdir={':'.join(map(_escaped, lowers))}", f"upperdir={_escaped(upper)}"]
+    places.append(f"workdir={_escaped(os.path.join(written, 'work'))}")
+    own = [OVERLAY_OPTIONS, *([] if root.shifted else ["userxattr"])]
+    _mount("overlay", os.path.join(folder, MERGED), "overlay", _MS_NOSUID | _MS_NODEV, ",".join((*places, *own)))
+    for lower in lowers:  # the overlay has them by itself
+        _libc.umount2(os.fsencode(lower), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+
+
+def remove_root(folder: str) -> None:
+    """Frees what a sandbox wrote. Idempotent."""
+    for name in (MERGED, WRITTEN):
+        _libc.umount2(os.fsencode(os.path.join(folder, name)), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                _libc.umount2(os.fsencode(entry.path), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+
+
+def _mount_file(file: str, target: str, root: WritableRoot) -> None:
+    """Mounts an ext4 in a sparse file without a name. It is gone with its mount, as is its loop device."""
+    options = ("-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "nodiscard", "-N", str(root.inodes * 9 // 10))
+    opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.truncate(opened, root.size_bytes)
+        status = os.spawnvp(os.P_WAIT, "mkfs.ext4", ["mkfs.ext4", *options, file])  # noqa: S606 - no shell is wanted
+        if status != 0:
+            raise OSError(0, f"mkfs.ext4 ended with {status} (it is in e2fsprogs)")
+        os.unlink(file)
+        device = _loop_device(opened)
+    finally:
+        os.close(opened)
+    try:
+        _mount(f"/proc/self/fd/{device}", target, "ext4", _MS_NOSUID | _MS_NODEV)
+    finally:
+        os.close(device)
+
+
+def _loop_device(file: int) -> int:
+    """The descriptor of one that shows `file` until nobody uses it any more. Raises OSError."""
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    config = struct.pack("=II52xI176x64x", file, 0, _LO_FLAGS_AUTOCLEAR)
+    try:
+        for attempts_left in reversed(range(_LOOP_ATTEMPTS)):
+            number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+            device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(device, _LOOP_CONFIGURE, config)
+            except OSError as error:
+                os.close(device)
+                if error.errno != errno.EBUSY or not attempts_left:  # another process was faster
+                    raise OSError(error.errno, f"a loop device: {error.strerror}") from error
+            else:
+                return device
+    finally:
+        os.close(control)
+    raise AssertionError("the last attempt raises")
+
+
+def _lower(folder: str, target: str, namespace: int | None) -> str:
+    """Mounts `folder` at `target`, which it returns; with the ids of the namespace, if there is one."""
+    tree = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(folder), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    _demand(tree, f"a copy of the mount of {folder}")
+    try:
+        if namespace is not None:
+            attributes = struct.pack("=QQQQ", _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_RDONLY, 0, 0, namespace)
+            changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+            _demand(changed, f"other ids for {folder} (it takes Linux 5.19 and a file system like ext4 or xfs)")
+        moved = _libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+        _demand(moved, f"a mount at {target}")
+    finally:
+        os.close(tree)
+    return target
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    kind_bytes = None if kind is None else kind.encode()
+    done = _libc.mount(source.encode(), os.fsencode(target), kind_bytes, flags, os.fsencode(options))
+    _demand(done, f"a mount of {kind or 'nothing'} at {target}")
+
+
+def _escaped(path: str) -> str:
+    """As overlayfs reads paths in its options."""
+    return "".join(f"\\{letter}" if letter in "\\:," else letter for letter in path)
+
+
+def _demand(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

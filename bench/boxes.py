@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,10 @@ LIFETIME_S = 3600
 PARKED_S = 300.0
 
 
-def sandbox_spec() -> SandboxSpec:
-    """As the settings have it: defaults, or what the environment says."""
-    return load_config([]).sandbox_spec()
+def sandbox_spec(image: str | None = None) -> SandboxSpec:
+    """As the settings have it: defaults, or what the environment says. `image`: another one."""
+    spec = load_config([]).sandbox_spec()
+    return replace(spec, image=image or spec.image)
 
 
 class SignallingCompleter:

@@ -21,7 +21,7 @@ from orchestrator.launch.docker.facts import advice, engine_problem, image_probl
 from orchestrator.launch.image.build import is_current
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.make import make_launcher
-from orchestrator.launch.names import is_path
+from orchestrator.launch.names import LABEL_PROJECT, PROJECT, is_path
 from orchestrator.launch.oci.machine import advice as oci_advice
 from orchestrator.launch.oci.machine import (
     does_not_fit,
@@ -179,6 +179,8 @@ def _check_image(name: str, labels: Mapping[str, str], size_bytes: int) -> Findi
     size = f"{size_bytes / 1e6:.0f} MB"
     if is_current(labels, BuildContext.read(context_root()).digest, None):
         return ok("image", f"{name}, {size}")
+    if labels.get(LABEL_PROJECT) != PROJECT:
+        return ok("image", f"{name}, {size}, not made from ours")
     return warn("image", f"{name}, {size}, is not what this version builds: run `orchestrator image build`")
 
 

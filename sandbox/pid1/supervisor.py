@@ -57,7 +57,7 @@ def tether(path: Path) -> socket.socket:
     return line
 
 
-def _import_from(folder: str) -> None:
+def import_only_from(folder: str) -> None:
     """From here on modules come from `folder` alone: an agent that is root may write modules anywhere else."""
     inside = f"{folder}/"
     sys.path[:] = [path for path in sys.path if path.startswith(inside)]
@@ -175,7 +175,7 @@ class Supervisor:
         self._tether.close()
         identity.become_runner(self._box)
         if self._box.agent is not None:
-            _import_from(sys.prefix)
+            import_only_from(sys.prefix)
         return self._runner_main(self._box, control, self._confinement)
 
     def _be_worker(self, commands: int, frames: int, output: int) -> int:

@@ -29,10 +29,11 @@ def task_refusal(task: Task, launcher: str, memory_bytes: int) -> str | None:
 
 def too_big(spec: SandboxSpec, memory_bytes: int, cpus: int) -> str | None:
     """Why one sandbox does not fit into a machine of this size, and what to do; None: it does."""
-    if spec.memory_bytes > memory_bytes:
+    if spec.memory_limit_bytes > memory_bytes:
+        cure = "--env.sandbox_memory" + " or --env.sandbox_storage" * spec.is_writable
         return (
-            f"a sandbox of {spec.memory_bytes // MIB} MiB does not fit into this machine's "
-            f"{memory_bytes // MIB} MiB: lower --env.sandbox_memory"
+            f"a sandbox of {spec.memory_limit_bytes // MIB} MiB does not fit into this machine's "
+            f"{memory_bytes // MIB} MiB: lower {cure}"
         )
     if spec.cpus > cpus:
         return f"a sandbox of {spec.cpus:g} CPUs does not fit into {cpus}: lower --env.sandbox_cpus"
@@ -41,10 +42,10 @@ def too_big(spec: SandboxSpec, memory_bytes: int, cpus: int) -> str | None:
 
 def too_many(spec: SandboxSpec, max_sandboxes: int, memory_bytes: int) -> str | None:
     """That all sandboxes together could want more memory than there is; None: they could not."""
-    if max_sandboxes * spec.memory_bytes <= memory_bytes:
+    if max_sandboxes * spec.memory_limit_bytes <= memory_bytes:
         return None
     return (
-        f"{max_sandboxes} sandboxes of {spec.memory_bytes // MIB} MiB could together want more than "
+        f"{max_sandboxes} sandboxes of {spec.memory_limit_bytes // MIB} MiB could together want more than "
         f"the machine's {memory_bytes // MIB} MiB"
     )
 

@@ -134,14 +134,12 @@ def harden(spec: SandboxSpec, uids: UidPair, channel: Path, *, allow_localhost_t
     profile lets it open TCP sockets. Raises ConfigError for limits too low for any sandbox."""
     if spec.pids < MIN_PIDS:
         raise ConfigError(f"sandbox_pids is {spec.pids}, a sandbox needs at least {MIN_PIDS}")
-    on_disk = spec.storage_bytes > spec.memory_bytes
-    root = RootBounds(spec.storage_bytes, spec.storage_inodes, on_disk) if spec.is_writable else None
+    root = RootBounds(spec.storage_bytes, spec.storage_inodes, spec.is_on_disk) if spec.is_writable else None
     return Hardening(
         arguments=_arguments(spec, uids),
         channel=channel,
         tmpfs=(*writable_places(spec.memory_bytes, uids, writable_root=spec.is_writable), CHANNEL_PLACE),
-        # What is written to a root in memory counts as memory.
-        memory_bytes=spec.memory_bytes + (0 if on_disk else spec.storage_bytes),
+        memory_bytes=spec.memory_limit_bytes,
         cpus=spec.cpus,
         pids=spec.pids,
         ulimits={

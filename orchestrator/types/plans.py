@@ -126,6 +126,16 @@ class SandboxSpec:
         """Whether its root is."""
         return self.root == "writable"
 
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether what is written to the root is too much for memory."""
+        return self.storage_bytes > self.memory_bytes
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Memory for processes and for all that is written into memory."""
+        return self.memory_bytes + (0 if self.is_on_disk else self.storage_bytes)
+
 
 MAX_PARALLEL_COMPLETIONS = 32  # of one rollout: each may hold a conversation of megabytes
 

@@ -57,6 +57,16 @@ def tether(path: Path) -> socket.socket:
     return line
 
 
+def import_only_from(folder: str) -> None:
+    """From here on modules come from `folder` alone: an agent that is root may write modules anywhere else."""
+    inside = f"{folder}/"
+    sys.path[:] = [path for path in sys.path if path.startswith(inside)]
+    for module in list(sys.modules.values()):
+        names = object.__getattribute__(module, "__dict__")  # `vars` would load what is loaded when it is used
+        if "__path__" in names:
+            names["__path__"] = [path for path in names["__path__"] if path.startswith(inside)]
+
+
 class Supervisor:
     """`run` may be called once."""
 
@@ -164,6 +174,8 @@ class Supervisor:
         self._control.close()
         self._tether.close()
         identity.become_runner(self._box)
+        if self._box.agent is not None:
+            import_only_from(sys.prefix)
         return self._runner_main(self._box, control, self._confinement)
 
     def _be_worker(self, commands: int, frames: int, output: int) -> int:

@@ -19,7 +19,7 @@ from orchestrator.launch.contents import ENVIRONMENT, PROGRAM, Contents, image_e
 from orchestrator.launch.docker.facts import advice, engine_problem, image_problem, missing_features
 from orchestrator.launch.docker.request import create_body, image_volumes
 from orchestrator.launch.docker.verification import MEASURES, verify
-from orchestrator.launch.fitting import old_runc
+from orchestrator.launch.fitting import old_runc, too_big
 from orchestrator.launch.hardening import (
     IDENTITIES,
     MEASURE_NAMES,
@@ -423,6 +423,11 @@ def test_what_is_written_to_the_root_counts_as_memory() -> None:
     limits = harden(WRITABLE, UIDS, Path("/"))
     assert limits.memory_bytes == SPEC.memory_bytes + 64 * MIB
     assert {place.target for place in limits.tmpfs} == {"/attachments", "/dev/shm", "/run/channel"}
+    larger = harden(replace(WRITABLE, storage_bytes=SPEC.memory_bytes + 1), UIDS, Path("/"))
+    assert larger.root is not None
+    assert (larger.root.on_disk, larger.memory_bytes) == (True, SPEC.memory_bytes)
+    assert "or --env.sandbox_storage" in (too_big(WRITABLE, SPEC.memory_bytes + 1, 1) or "")
+    assert too_big(SPEC, SPEC.memory_bytes + 1, 1) is None
 
 
 @pytest.mark.parametrize(

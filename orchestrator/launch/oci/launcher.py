@@ -98,6 +98,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             "image": spec.image,
             "image_id": f"sha256:{image.digest}",
             **({"localhost_tcp": "allowed"} if self._allow_localhost_tcp else {}),
+            **({"memory_limit": f"{spec.memory_limit_bytes} bytes with the root's"} if spec.is_writable else {}),
         }
 
     async def ready(self, spec: SandboxSpec) -> None:
@@ -200,7 +201,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         """(uid, gid) of the agent in its user namespace; None: it has none. Raises EnvironmentUnusable."""
         if not spec.is_writable:
             return None
-        if os.geteuid() != 0 and spec.storage_bytes > spec.memory_bytes:
+        if os.geteuid() != 0 and spec.is_on_disk:
             raise EnvironmentUnusable("only root can have more env.sandbox_storage than env.sandbox_memory")
         if is_gvisor(self._runtime_name):
             raise EnvironmentUnusable(

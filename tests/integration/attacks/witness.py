@@ -4,10 +4,11 @@ runtime tells."""
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -79,11 +80,11 @@ class RuntimeEyes:
                 texts = [(bundle / "config.json").read_text()]
                 remembered = bundle.parents[1] / "state" / bundle.name
                 state = next(path for name in _STATES if (path := remembered / name).exists())
-                texts.append(state.read_text())
                 process = Path("/proc", (bundle / "pid").read_text())
-                texts += [
-                    (process / name).read_text(errors="replace") for name in ("environ", "cmdline", "mountinfo")
-                ]
+                for path in (state, *(process / name for name in ("environ", "cmdline", "mountinfo"))):
+                    # Of an ordinary user's containers, some are a subordinate id's alone.
+                    with suppress(PermissionError) if os.geteuid() else nullcontext():
+                        texts.append(path.read_text(errors="replace"))
                 seen[bundle.name] = {"inspected": "\n".join(texts)}
         return seen
 

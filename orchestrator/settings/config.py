@@ -10,7 +10,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.table import EnvSettings
-from orchestrator.types import AgentSpec, Limits, Sampling, SandboxSpec
+from orchestrator.types import STORAGE_INODES, AgentSpec, Limits, Sampling, SandboxSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,8 @@ class Config:
         """What sandboxes are made of, unless a task names another image."""
         env = self.env
         runtime = Path(env.oci_runtime).name if env.launcher == "oci" else env.docker_runtime
-        return env.fill(SandboxSpec, runtime=runtime)
+        storage = (env.sandbox_storage, STORAGE_INODES) if env.sandbox_root == "writable" else (0, 0)
+        return env.fill(SandboxSpec, runtime=runtime, storage_bytes=storage[0], storage_inodes=storage[1])
 
     def limits(self, agent: AgentSpec | None = None) -> Limits:
         """What one rollout of this agent may use, unless its task says otherwise. None: the run's agent."""

@@ -13,7 +13,7 @@ from orchestrator.settings.json_kinds import Words
 from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text
 from orchestrator.settings.row import AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
-from orchestrator.types import SandboxSpec
+from orchestrator.types import STORAGE_INODES, SandboxSpec
 
 _RAY_ADDRESS = re.compile(r"auto|[A-Za-z0-9][\w.-]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*|(?:~|\.{1,2})?/[^\n]*")  # a name, or a path
@@ -90,6 +90,23 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         from_run=("replay",),
         to=(SandboxSpec, "pids"),
     )
+    sandbox_root: Literal["read-only", "writable"] = row(
+        "read-only",
+        Choice(("read-only", "writable")),
+        "the sandbox's file system; writable: agents install and edit whatever they like and are root inside, or "
+        "the image's USER; needs the launcher oci",
+        resume=Resume.CONFIRM,
+        from_run=("replay",),
+        to=(SandboxSpec, "root"),
+    )
+    sandbox_storage: int = row(
+        512 * MEBIBYTE,
+        Size(MEBIBYTE),
+        f"what fits into a writable root, in at most {STORAGE_INODES:,} files; counts as memory, on top of "
+        "sandbox_memory",
+        resume=Resume.SIZE,
+        from_run=("replay",),
+    )
     docker_runtime: str | None = row(
         None, NAME, "a container runtime Docker knows, like runsc", unset="none: Docker's own"
     )
@@ -128,6 +145,10 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         super().__post_init__()
         if self.launcher == "docker" and is_path(self.sandbox_image):
             raise ConfigError("env.sandbox_image: Docker takes the name of an image; only oci takes files")
+        if self.sandbox_root == "writable" and self.launcher in ("docker", "process"):
+            raise ConfigError(
+                f"env.sandbox_root: writable needs --env.launcher oci; {self.launcher} cannot limit writes"
+            )
         if self.docker_runtime is not None and self.launcher != "docker":
             raise ConfigError(
                 f"env.docker_runtime: is for the launcher docker, not {self.launcher}; oci takes env.oci_runtime"

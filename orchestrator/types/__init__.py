@@ -27,6 +27,7 @@ from orchestrator.types.outcomes import (
 )
 from orchestrator.types.plans import (
     MAX_PARALLEL_COMPLETIONS,
+    STORAGE_INODES,
     AgentKind,
     AgentSpec,
     CallFormat,
@@ -44,6 +45,7 @@ from orchestrator.types.tasks import Attachment, BadTask, Task
 __all__ = [
     "MAX_PARALLEL_COMPLETIONS",
     "RETRIED",
+    "STORAGE_INODES",
     "AgentKind",
     "AgentSpec",
     "Attachment",

@@ -88,10 +88,21 @@ class AgentSpec:
         return self.code_tags[1] if "code" in kinds else ""
 
 
+Root = Literal["read-only", "writable"]
+STORAGE_INODES = 100_000  # files and folders that fit into a writable root
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What one sandbox is made of. Sandboxes of equal specs are interchangeable. `preload`: modules that are
-    imported before there is a task."""
+    imported before there is a task.
+
+    `root`: whether its whole file system can be written to; then the agent may be root inside. `storage_bytes` and
+    `storage_inodes` bound what is written, on top of the memory; 0 with a read-only root. `layers`: absolute paths
+    of unpacked, content-addressed folders that are laid over the image, top first; they need a writable root.
+    `user`: as Docker's USER, a name or uid[:gid], for the agent's processes; None: the image's. With a read-only
+    root the agent has a uid of its own instead. Raises ValueError for what does not go together.
+    """
 
     image: str
     memory_bytes: int
@@ -99,6 +110,23 @@ class SandboxSpec:
     pids: int
     runtime: str | None  # None: the launcher's own
     preload: tuple[str, ...] = ()
+    root: Root = "read-only"
+    storage_bytes: int = 0
+    storage_inodes: int = 0
+    layers: tuple[str, ...] = ()
+    user: str | None = None
+
+    def __post_init__(self) -> None:
+        bounds = self.storage_bytes, self.storage_inodes
+        if self.is_writable and min(bounds) <= 0:
+            raise ValueError(f"a writable root needs bounds: it has {bounds[0]} bytes and {bounds[1]} inodes")
+        if not self.is_writable and (any(bounds) or self.layers):
+            raise ValueError("storage and layers need a writable root")
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether its root is."""
+        return self.root == "writable"
 
 
 MAX_PARALLEL_COMPLETIONS = 32  # of one rollout: each may hold a conversation of megabytes

@@ -44,12 +44,13 @@ _SPECIAL: dict[int, LeftOut] = {
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """`entries`: names that are looked at. `size_bytes`: of all files together. `depth`: of folders, each of which
-    holds a descriptor. `changes`: that are listed. `diff_bytes`: of all diffs; 0: none are made."""
+    holds a descriptor. `changes`, `path_chars`: that are listed. `diff_bytes`: of all diffs; 0: none are made."""
 
     entries: int = 200_000
     size_bytes: int = 4 << 30
     depth: int = 64
     changes: int = 500
+    path_chars: int = 64 << 10
     diff_bytes: int = 256 << 10
 
 
@@ -103,12 +104,13 @@ def walk(
     """
     left_out, changes = Counter[LeftOut](), list[Change]()
     diffs = TextDiffs(bounds.diff_bytes)
-    count = size_bytes = 0
+    count = size_bytes = path_chars = 0
     for entry in _entries(upper, bounds, lowers, opaque, left_out):
         count += 1
         size = 0 if entry.kind == "removed" or stat.S_ISDIR(entry.status.st_mode) else entry.status.st_size
         size_bytes += size
-        if len(changes) < bounds.changes:
+        path_chars += len(entry.path)
+        if len(changes) < bounds.changes and path_chars <= bounds.path_chars:
             mode = 0 if entry.kind == "removed" else entry.status.st_mode & 0o777
             changes.append(Change(entry.path, entry.kind, size, mode, _diff(entry, diffs)))
     return Difference(tuple(changes), count, size_bytes, dict(left_out))

@@ -25,6 +25,7 @@ from orchestrator.types import (
     BadTask,
     Completion,
     CompletionKind,
+    Difference,
     Ended,
     EndedName,
     Failed,
@@ -182,6 +183,7 @@ class AttemptLine(HeadLine):
     tool_calls: tuple[ToolCall, ...]
     steps: tuple[Step, ...]
     output: NotRequired[OutputLine | None]
+    changes: NotRequired[Difference | None]
     notes: tuple[str, ...]
     unused_fields: NotRequired[tuple[str, ...]]
     refused_requests: NotRequired[tuple[str, ...]]
@@ -359,6 +361,7 @@ def recorded_line(attempt: RecordedAttempt) -> dict[str, Any]:
         "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
         "output": _output_line(record.output) if record.output else None,
+        **({} if record.changes is None else {"changes": asdict(record.changes)}),
         "notes": list(record.notes),
         "unused_fields": list(record.requests.unused_fields),
         "refused_requests": list(record.requests.refusals),
@@ -403,6 +406,7 @@ def read_attempt(text: bytes) -> RecordedAttempt:
             notes=line["notes"],
             requests=RequestNotes(line.get("unused_fields", ()), line.get("refused_requests", ())),
             output=_output(line.get("output")),
+            changes=line.get("changes"),
             node=line.get("node") or "",
         ),
         outcome=Ended(name, reason) if isinstance(name, EndedName) else Failed(name, reason),

@@ -148,6 +148,8 @@ def test_every_bound_holds_and_is_counted(upper: Path, difference: Walk) -> None
     assert result.left_out == {"size": 6, "depth": 1}
     assert difference(upper, entries=7).left_out == {"more": 1}
     assert difference(upper, entries=7).count == 7
+    short = difference(upper, path_chars=10)
+    assert ([change.path for change in short.changes], short.count) == (["/00", "/01", "/02"], 20 + 5)
 
 
 def test_texts_alone_have_diffs_and_these_are_bounded(upper: Path, lower: Path, difference: Walk) -> None:

@@ -90,6 +90,14 @@ class AgentSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where model-written code works. `cwd`: an absolute path; empty: the workspace. `environment`: variables."""
+
+    cwd: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One rollout: what to solve and under which rules. `output` None: no files are asked for."""
 
@@ -99,6 +107,7 @@ class Assignment:
     attachments: Sequence[pb.AttachmentFile] = ()
     sandbox_tools: Sequence[SandboxTool] = ()
     program: Sequence[pb.ProgramFile] = ()
+    place: Place = Place()
     output: pb.OutputLimits | None = None
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import DockerError, EnvironmentUnusable
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.reaper import reap, reap_directories
+from orchestrator.launch.workspaces import Workspaces
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -24,5 +25,7 @@ def run(config: Config) -> int:
     except DockerError as error:
         raise EnvironmentUnusable(str(error)) from error
     images = reaped.images + ImageStore().remove_unused()
-    print(f"removed {reaped.containers} containers, {reaped.directories} directories, {images} images")
+    workspaces = Workspaces().remove_unused()
+    more = f", {workspaces} workspaces" if workspaces else ""
+    print(f"removed {reaped.containers} containers, {reaped.directories} directories, {images} images{more}")
     return 0

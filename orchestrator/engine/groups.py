@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Iterator
 from orchestrator.engine.draws import Draw
 from orchestrator.engine.group import Unfinished
 from orchestrator.engine.one_group import GroupMaker
-from orchestrator.rules.plan import sandbox_of
 from orchestrator.rules.waits import first_error, uninterrupted
 from orchestrator.run.earlier import Earlier
 from orchestrator.types import BadTask, Group, Task
@@ -74,7 +73,7 @@ class GroupStream:
         Raises an exception group, with every rollout cancelled.
         """
         maker, executor = self._maker, self._executor
-        spec, stopping = maker.config.sandbox_spec(), maker.shared.stopping
+        config, stopping = maker.config, maker.shared.stopping
         with maker.hosts.following(lambda: math.inf if self._more else executor.waiting, self._wake):
             async with asyncio.TaskGroup() as tg:
                 # Sources read files or the network: off the event loop, one task at a time.
@@ -85,8 +84,8 @@ class GroupStream:
                         continue
                     if draw.number in self._earlier.written:
                         continue
-                    size = draw.size or maker.config.env.group_size
-                    with maker.hosts.expecting(sandbox_of(draw.task, spec), size):
+                    size = draw.size or config.env.group_size
+                    with maker.hosts.expecting(config.sandbox_spec(draw.task), size):
                         while self._open >= maker.open_groups or not executor.has_room():
                             self._room.clear()
                             await self._room.wait()

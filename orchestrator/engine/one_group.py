@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from orchestrator.agents.call_format import call_format
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import in_lines, sampled_by
 from orchestrator.engine.executor import Executor
+from orchestrator.engine.fitting import why_unfit
 from orchestrator.engine.group import GroupPolicy, run_group
 from orchestrator.engine.health import GROUPS, HealthGate
 from orchestrator.engine.shared import Shared
 from orchestrator.host.base import Hosts, Provision
-from orchestrator.launch.hardening import too_large
-from orchestrator.launch.names import is_path
+from orchestrator.launch.names import WORKSPACE_DIR
+from orchestrator.launch.workspaces import WorkspaceError
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.plan import backfill, plan_group, seed_again
@@ -79,14 +81,19 @@ class GroupMaker:
         return replace(spec, call_format=call_format(self.config.env, spec, self.hosts.tokenizer))
 
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
-        """The task, or a BadTask: its files are too large for a sandbox, or the launcher takes no such image."""
-        launcher = self.config.env.launcher
-        if not isinstance(task, Task) or launcher == "process":
+        """The task, its workspace unpacked, or a BadTask: the run makes no such sandbox. Blocks. Raises
+        EnvironmentUnusable."""
+        if not isinstance(task, Task):
             return task
-        reason = too_large(task.attachments, self.config.env.sandbox_memory) if task.attachments else None
-        if task.image is not None and is_path(task.image) and launcher != "oci":
-            reason = "its image is a file, which only the launcher oci takes (--env.launcher oci)"
-        return BadTask(task.task_id, reason) if reason else task
+        if reason := why_unfit(task, self.config):
+            return BadTask(task.task_id, reason)
+        if task.workspace is None:
+            return task
+        try:
+            folder = self.shared.workspaces.layer(Path(task.workspace), task.cwd or WORKSPACE_DIR)
+        except WorkspaceError as error:
+            return BadTask(task.task_id, f"its workspace cannot be used: {error}")
+        return replace(task, workspace=str(folder))
 
     async def make(
         self,
@@ -115,7 +122,7 @@ class GroupMaker:
             seed=seed,
             sampling=config.sampling,
             agent=self.agent_spec(),
-            sandbox=config.sandbox_spec(),
+            sandbox=config.sandbox_spec(task),
             limits=config.limits,
             split=self.split,
         )

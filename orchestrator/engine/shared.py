@@ -15,6 +15,7 @@ from orchestrator.engine.spending import Spending
 from orchestrator.host.base import Hosts
 from orchestrator.host.needs import HostNeeds
 from orchestrator.host.registry import open_hosts
+from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.rules.policy import Policy
 from orchestrator.rules.waits import first_error
@@ -46,6 +47,7 @@ class Shared:
         self.stopping = asyncio.Event()
         self.drained: list[Callable[[], None]] = []
         self.opened: Opened | None = None
+        self.workspaces = Workspaces()
         self._say = say
         self._opening: asyncio.Task[Any] | None = None
 
@@ -85,6 +87,7 @@ class Shared:
 
     def _close(self) -> None:
         self.opened = None
+        self.workspaces.close()
 
     def _open_hosts(self) -> Hosts | None:
         return None if self.opened is None else self.opened.hosts

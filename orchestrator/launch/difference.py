@@ -205,7 +205,7 @@ def _entries(
                 yield _Entry(folder.at, name, path, "removed", status, before)
             elif stat.S_ISLNK(mode):
                 target = os.readlink(name, dir_fd=folder.at)
-                if _leads_out(target, folder.path):
+                if leads_out(target, folder.path):
                     left_out["link"] += 1
                 else:
                     yield _Entry(folder.at, name, path, kind, status, before, target)
@@ -247,8 +247,8 @@ def _is_opaque(folder: int, name: str) -> bool:
         return False
 
 
-def _leads_out(target: str, folder: str) -> bool:
-    """Whether a link in `folder` is absolute, leads above the root by its own words, or is no text."""
+def leads_out(target: str, folder: str) -> bool:
+    """Whether a link in `folder` (`/` or `/PATH/`) is absolute, leads above the root, or is no text."""
     if target.startswith("/") or _ODD.search(target):
         return True
     depth = folder.count("/") - 1

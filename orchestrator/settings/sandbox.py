@@ -93,8 +93,8 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     sandbox_root: Literal["read-only", "writable"] = row(
         "read-only",
         Choice(("read-only", "writable")),
-        "the sandbox's file system; writable: agents install and edit whatever they like and are root inside, or "
-        "the image's USER; needs the launcher oci",
+        "the sandbox's file system; writable: agents install and edit what they like, and are root inside, or the "
+        "image's USER; needs the launcher oci",
         resume=Resume.CONFIRM,
         from_run=("replay",),
         to=(SandboxSpec, "root"),
@@ -146,9 +146,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         if self.launcher == "docker" and is_path(self.sandbox_image):
             raise ConfigError("env.sandbox_image: Docker takes the name of an image; only oci takes files")
         if self.sandbox_root == "writable" and self.launcher in ("docker", "process"):
-            raise ConfigError(
-                f"env.sandbox_root: writable needs --env.launcher oci; {self.launcher} cannot limit writes"
-            )
+            raise ConfigError(f"env.sandbox_root: writable needs --env.launcher oci, not {self.launcher}")
         if self.docker_runtime is not None and self.launcher != "docker":
             raise ConfigError(
                 f"env.docker_runtime: is for the launcher docker, not {self.launcher}; oci takes env.oci_runtime"

@@ -25,7 +25,7 @@ WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
     [
         (DOCKER, {}, None),
         (DOCKER, {"cwd": "/app", "environment": {"A": "1"}, "root": "read-only"}, None),
-        (DOCKER, {"workspace": "/w"}, "its workspace needs a root that can be written to (--env.launcher oci)"),
+        (DOCKER, {"workspace": "/w"}, "its workspace needs a root that can be written to: --env.launcher oci"),
         (DOCKER, {"root": "writable"}, "its root needs a root that can be written to"),
         (DOCKER, {"user": "1000"}, 'its user needs a root that can be written to: "root": "writable"'),
         (DOCKER, {"image": "/images/a"}, "its image is a file, which only the launcher oci takes"),

@@ -69,11 +69,14 @@ class _Entry(NamedTuple):
 class _Folder:
     """A folder of the upper one, with those of the same path below it, the topmost first."""
 
-    def __init__(self, at: int, path: str, lowers: Sequence[int], most: int) -> None:
+    def __init__(self, at: int, path: str, lowers: Sequence[int]) -> None:
         self.at, self.path, self.lowers = at, path, lowers
-        with os.scandir(at) as entries:
-            names = [entry.name for entry in islice(entries, most)]
-        self.names = iter(sorted(names))
+        self.names: Iterator[str] = iter(())
+
+    def read(self, most: int) -> None:
+        """Its names, in order, but no more than so many."""
+        with os.scandir(self.at) as entries:
+            self.names = iter(sorted(entry.name for entry in islice(entries, most)))
 
     def before(self, name: str) -> tuple[int, os.stat_result] | None:
         """What lay there, as far as it is known."""
@@ -144,7 +147,12 @@ def write_tar(
                 tar.addfile(info)
             else:
                 info.size = entry.status.st_size
-                with open(os.open(entry.name, _FILE, dir_fd=entry.at), "rb") as content:
+                try:
+                    content = open(os.open(entry.name, _FILE, dir_fd=entry.at), "rb")  # noqa: SIM115
+                except PermissionError:
+                    left_out["unreadable"] += 1
+                    continue
+                with content:
                     tar.addfile(info, content)
     return dict(left_out)
 
@@ -154,8 +162,9 @@ def _entries(
 ) -> Iterator[_Entry]:
     """What changed, folders before what is in them. An entry's descriptors are open until the next is taken."""
     looked_at, size_bytes = 0, 0
-    folders = [_Folder(_again(upper), "/", [_again(lower) for lower in lowers], bounds.entries + 1)]
+    folders = [_Folder(_again(upper), "/", [_again(lower) for lower in lowers])]
     try:
+        folders[0].read(bounds.entries + 1)
         while folders:
             folder = folders[-1]
             name = next(folder.names, None)
@@ -185,17 +194,16 @@ def _entries(
                 if len(folders) > bounds.depth:
                     left_out["depth"] += 1
                     continue
-                at = os.open(name, _FOLDER, dir_fd=folder.at)
-                lower = []
                 try:
-                    is_new = _is_opaque(at, opaque)
-                    lower = [] if is_new else _below(folder.lowers, name, opaque)
-                    inner = _Folder(at, path + "/", lower, bounds.entries + 1 - looked_at)
-                except BaseException:
-                    for descriptor in (at, *lower):
-                        os.close(descriptor)
-                    raise
+                    at = os.open(name, _FOLDER, dir_fd=folder.at)
+                except PermissionError:
+                    left_out["unreadable"] += 1
+                    continue
+                is_new = _is_opaque(at, opaque)
+                lower = [] if is_new else _below(folder.lowers, name, opaque)
+                inner = _Folder(at, path + "/", lower)
                 folders.append(inner)
+                inner.read(bounds.entries + 1 - looked_at)
                 if is_new and before:
                     yield _Entry(folder.at, name, inner.path, "removed", status, before)
                     yield _Entry(folder.at, name, inner.path, "added", status, None)
@@ -264,13 +272,17 @@ def _diff(entry: _Entry, diffs: TextDiffs) -> str | None:
         return None
     if not stat.S_ISREG(entry.status.st_mode):
         return None
-    old = b""
-    if entry.before is not None:
-        lower, status = entry.before
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _DIFF_BYTES:
-            return None
-        old = _content(entry.name, lower)
-    return diffs.make(old, _content(entry.name, entry.at))
+    try:
+        old = b""
+        if entry.before is not None:
+            lower, status = entry.before
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _DIFF_BYTES:
+                return None
+            old = _content(entry.name, lower)
+        new = _content(entry.name, entry.at)
+    except PermissionError:  # its name and size are known all the same
+        return None
+    return diffs.make(old, new)
 
 
 def _content(name: str, at: int) -> bytes:

@@ -101,7 +101,7 @@ async function rolloutView(rollout) {
 
 // Of the sandbox's file system, where it could be written to.
 const LEFT_OUT = { device: "devices", pipe: "pipes", socket: "sockets", name: "odd names", link: "links that lead out",
-  size: "files too large together", depth: "folders too deep", more: "not looked at", set_id: "set-id bits" };
+  size: "files too large together", depth: "folders too deep", unreadable: "unreadable", more: "not looked at", set_id: "set-id bits" };
 
 function changesPanel(changes) {
   if (changes === null) return [];

@@ -9,8 +9,8 @@ from typing import Literal
 ChangeKind = Literal["added", "changed", "removed"]
 # Why something is not among the changes: it is a device, a pipe or a socket; its name is no text, or marks what a
 # layer removes; it is a link that leads out; a file too large for what is left of the bytes; too deep a folder.
-# `more`: nobody looked. `set_id`: the file is there, without this bit.
-LeftOut = Literal["device", "pipe", "socket", "name", "link", "size", "depth", "more", "set_id"]
+# `unreadable`: this user may not open it. `more`: nobody looked. `set_id`: the file is there, without this bit.
+LeftOut = Literal["device", "pipe", "socket", "name", "link", "size", "depth", "unreadable", "more", "set_id"]
 
 
 @dataclass(frozen=True, slots=True)

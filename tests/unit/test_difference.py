@@ -134,6 +134,30 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(upper: Path, lower: Pat
     assert result.changes[1].diff == "@@ -0,0 +1,1 @@\n+mine"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_what_this_user_may_not_open_is_counted(upper: Path) -> None:
+    """As in an overlay of an ordinary user, where the agent may give its files away."""
+    (upper / "locked").mkdir(mode=0o700)
+    (upper / "locked/file").touch()
+    (upper / "secret").write_text("text\n")
+    (upper / "secret").chmod(0)
+    content, opened = io.BytesIO(), os.open(upper, os.O_RDONLY)
+    os.seteuid(65534)
+    try:
+        result, left_out = walk(opened), write_tar(opened, content)
+    finally:
+        os.seteuid(0)
+        os.close(opened)
+    (change,) = result.changes
+    assert (change.path, change.size_bytes, change.diff, result.left_out) == (
+        "/secret",
+        5,
+        None,
+        {"unreadable": 1},
+    )
+    assert left_out == {"unreadable": 2}
+
+
 def test_every_bound_holds_and_is_counted(upper: Path, difference: Walk) -> None:
     for number in range(20):
         (upper / f"{number:02}").write_text("x" * 10)

@@ -28,10 +28,11 @@ OPAQUE: Final = "trusted.overlay.opaque"
 OPAQUE_OF_USERS: Final = "user.overlay.opaque"  # of an overlay that an ordinary user mounted, with `userxattr`
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_ODD = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")  # lone surrogates: no UTF-8
 _MARKER = ".wh."  # begins the names by which tar files of layers hide what lies below
+_ODD = re.compile(f"^{re.escape(_MARKER)}|[\0-\x1f\x7f-\x9f\ud800-\udfff]")  # lone surrogates: no UTF-8
 _OPAQUE_MARKER = ".wh..wh..opq"
 _NAME_BYTES = 4096  # Linux' limit of a path
+_SHORT_CHARS = _NAME_BYTES // 4
 _DIFF_BYTES = 64 << 10  # of a file that is compared
 _SPECIAL: dict[int, LeftOut] = {
     stat.S_IFCHR: "device",
@@ -176,7 +177,7 @@ def _entries(
                 return
             looked_at += 1
             path = folder.path + name
-            if _ODD.search(name) or name.startswith(_MARKER) or len(path.encode()) > _NAME_BYTES:
+            if _ODD.search(name) or (len(path) > _SHORT_CHARS and len(path.encode()) > _NAME_BYTES):
                 left_out["name"] += 1
                 continue
             status = os.stat(name, dir_fd=folder.at, follow_symlinks=False)

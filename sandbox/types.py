@@ -104,6 +104,14 @@ class AgentSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where model-written code works. `cwd`: an absolute path; empty: the workspace. `environment`: variables."""
+
+    cwd: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One rollout: what to solve and under which rules. `output` None: no files are asked for."""
 
@@ -113,6 +121,7 @@ class Assignment:
     attachments: Sequence[pb.AttachmentFile] = ()
     sandbox_tools: Sequence[SandboxTool] = ()
     program: Sequence[pb.ProgramFile] = ()
+    place: Place = Place()
     output: pb.OutputLimits | None = None
 
 

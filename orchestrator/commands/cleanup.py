@@ -9,6 +9,7 @@ from orchestrator.errors import DockerError, EnvironmentUnusable
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.reaper import reap, reap_directories
 from orchestrator.launch.runtime_folder import remove_old_runtimes
+from orchestrator.launch.workspaces import Workspaces
 from orchestrator.settings.config import Config
 
 
@@ -22,5 +23,7 @@ def run(config: Config) -> int:
             raise EnvironmentUnusable(str(error)) from error
     reaped = reaped or reap_directories()
     images = reaped.images + (store := ImageStore()).remove_unused() + remove_old_runtimes(store)
-    print(f"removed {reaped.containers} containers, {reaped.directories} directories, {images} images")
+    workspaces = Workspaces().remove_unused()
+    more = f", {workspaces} workspaces" if workspaces else ""
+    print(f"removed {reaped.containers} containers, {reaped.directories} directories, {images} images{more}")
     return 0

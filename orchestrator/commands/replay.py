@@ -25,7 +25,7 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.tasks.split import tasks_of
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
-from orchestrator.types import Task
+from orchestrator.types import BadTask, Task
 
 EXIT_DIFFERENT = 1
 
@@ -81,7 +81,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
             calls = RecordedCalls(recorded.calls, recorded.call)
             tools = {name: RecordedTool(name, t, calls) for name, t in engine.hosts.tools.items()}
             executor = engine.maker.executor(tools=tools)
-            await play(recorded.attempts(), tasks, engine.hosts, executor, config, counts)
+            await play(recorded.attempts(), await _fitting(engine, tasks), engine.hosts, executor, config, counts)
         return 0 if counts["same"] == len(recorded.places) else EXIT_DIFFERENT
 
     try:
@@ -92,6 +92,15 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
             f"{counts['same']} of {len(recorded.places)} rollouts as recorded, {counts['different']} different, "
             f"{counts['broken']} broken{rest}; {path}"
         )
+
+
+async def _fitting(engine: Orchestrator, tasks: dict[str, Task]) -> dict[str, Task]:
+    """The tasks, by id, without those that no sandbox is made for now."""
+    fitting = await asyncio.to_thread(lambda: [engine.maker.fitting(task) for task in tasks.values()])
+    for task in fitting:
+        if isinstance(task, BadTask):
+            _print(f"{task.task_id}: {task.reason}")
+    return {task.task_id: task for task in fitting if isinstance(task, Task)}
 
 
 async def play(
@@ -127,7 +136,7 @@ async def _played(
         counts["without task"] += 1
         _say(then, "not played: its task is not in the data set")
         return True
-    results = await executor.execute(plan_of(then, task, config.sandbox_spec()))
+    results = await executor.execute(plan_of(then, task, config.sandbox_spec(task)))
     if results is None:
         return False
     failure = failure_of(results[-1])

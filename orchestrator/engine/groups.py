@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Iterator
 from orchestrator.engine.draws import Draw
 from orchestrator.engine.group import Unfinished
 from orchestrator.engine.one_group import GroupMaker
-from orchestrator.rules.plan import sandbox_of
 from orchestrator.rules.waits import first_error, uninterrupted
 from orchestrator.run.earlier import Earlier
 from orchestrator.settings.rollouts import RolloutSettings
@@ -79,11 +78,11 @@ class GroupStream:
         Raises an exception group, with every rollout cancelled.
         """
         maker, executor = self._maker, self._executor
+        config, stopping = maker.config, maker.shared.stopping
 
         def is_full() -> bool:
-            return self._open >= open_groups(maker.config.env, maker.hosts.capacity) or not executor.has_room()
+            return self._open >= open_groups(config.env, maker.hosts.capacity) or not executor.has_room()
 
-        spec, stopping = maker.config.sandbox_spec(), maker.shared.stopping
         with maker.hosts.following(lambda: math.inf if self._more else executor.waiting, self._wake):
             async with asyncio.TaskGroup() as tg:
                 # Sources read files or the network: off the event loop, one task at a time.
@@ -94,8 +93,8 @@ class GroupStream:
                         continue
                     if draw.number in self._earlier.written:
                         continue
-                    size = draw.size or maker.config.env.group_size
-                    with maker.hosts.expecting(sandbox_of(draw.task, spec), size):
+                    size = draw.size or config.env.group_size
+                    with maker.hosts.expecting(config.sandbox_spec(draw.task), size):
                         while is_full():
                             self._room.clear()
                             await self._room.wait()

@@ -3,17 +3,20 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from orchestrator.agents.call_format import call_format
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import in_lines, sampled_by
 from orchestrator.engine.executor import Executor
+from orchestrator.engine.fitting import why_unfit
 from orchestrator.engine.group import GroupPolicy, run_group
 from orchestrator.engine.health import GROUPS, HealthGate
 from orchestrator.engine.shared import Shared
 from orchestrator.host.base import Hosts, Provision
-from orchestrator.launch.fitting import task_refusal
+from orchestrator.launch.names import WORKSPACE_DIR
+from orchestrator.launch.workspaces import WorkspaceError
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.plan import backfill, plan_group, seed_again
@@ -71,11 +74,19 @@ class GroupMaker:
         return replace(spec, call_format=call_format(self.config.env, spec, self.hosts.tokenizer))
 
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
-        """The task, or a BadTask where the launcher cannot take it."""
+        """The task, its workspace unpacked, or a BadTask: the run makes no such sandbox. Blocks. Raises
+        EnvironmentUnusable."""
         if not isinstance(task, Task):
             return task
-        reason = task_refusal(task, self.config.env.launcher, self.config.env.sandbox_memory)
-        return BadTask(task.task_id, reason) if reason else task
+        if reason := why_unfit(task, self.config):
+            return BadTask(task.task_id, reason)
+        if task.workspace is None:
+            return task
+        try:
+            folder = self.shared.workspaces.layer(Path(task.workspace), task.cwd or WORKSPACE_DIR)
+        except WorkspaceError as error:
+            return BadTask(task.task_id, f"its workspace cannot be used: {error}")
+        return replace(task, workspace=str(folder))
 
     async def make(
         self,
@@ -104,7 +115,7 @@ class GroupMaker:
             seed=seed,
             sampling=config.sampling,
             agent=self.agent_spec(),
-            sandbox=config.sandbox_spec(),
+            sandbox=config.sandbox_spec(task),
             limits=config.limits,
             split=self.split,
         )

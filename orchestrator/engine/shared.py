@@ -13,6 +13,7 @@ from orchestrator.engine.health import AgentGate
 from orchestrator.host.base import Hosts
 from orchestrator.host.registry import open_hosts
 from orchestrator.host.setup import HostSetup
+from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.rules.policy import Policy
 from orchestrator.rules.waits import first_error
@@ -44,6 +45,7 @@ class Shared:
         self.stopping = asyncio.Event()
         self.drained: list[Callable[[], None]] = []
         self.opened: Opened | None = None
+        self.workspaces = Workspaces()
         self._say = say
         self._opening: asyncio.Task[Any] | None = None
 
@@ -83,6 +85,7 @@ class Shared:
 
     def _close(self) -> None:
         self.opened = None
+        self.workspaces.close()
 
     def _open_hosts(self) -> Hosts | None:
         return None if self.opened is None else self.opened.hosts

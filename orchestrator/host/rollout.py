@@ -12,11 +12,12 @@ from orchestrator.launch.base import Sandbox
 from orchestrator.proxy.lease import Lease
 from orchestrator.rules.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
 from orchestrator.rules.waits import first_of, ran, standstill, stood_still
-from orchestrator.types import Attempt, Output, Record, RolloutPlan, SandboxExit
+from orchestrator.types import Attempt, Difference, Output, Record, RolloutPlan, SandboxExit
 
 log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT_S = 60.0  # for sending the files a rollout left; the rollout's own clock runs no more
+CHANGES_LIMIT_S = 30.0  # for reading what it changed of its root
 NO_MORE = Provision()
 _DEADLINE = object()
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
@@ -52,6 +53,8 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
         finally:
             resources.leases.discard(lease)
             await lease.aclose()  # stops sampling at once, however long the removal of the sandbox takes
+        cpu_s = await box.sandbox.cpu_s()
+        changes, trouble = await _changes(box.sandbox)
         record = Record(
             started_at=started_at,
             turns=tuple(lease.turns),
@@ -62,10 +65,11 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
             launch_s=launch_s,
             duration_s=duration_s,
             waiting_s=waiting_s,
-            cpu_s=await box.sandbox.cpu_s(),
-            notes=(SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else (),
+            cpu_s=cpu_s,
+            notes=(*((SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else ()), *trouble),
             requests=lease.requests,
             output=output,
+            changes=changes,
         )
         if lease.completions.fatal is not None:
             raise lease.completions.fatal
@@ -120,3 +124,14 @@ async def _output(ending: Ending, lease: Lease, sandbox: Sandbox) -> tuple[Endin
     if isinstance(failure, RolloutError) and (output is None or not output.complete):
         return failure, output
     return ending, output
+
+
+async def _changes(sandbox: Sandbox) -> tuple[Difference | None, tuple[str, ...]]:
+    """What the rollout changed of its root, and a note if that cannot be read: it ended before, so nothing that it
+    left gives it another end."""
+    try:
+        async with asyncio.timeout(CHANGES_LIMIT_S):
+            return await sandbox.changes(), ()
+    except (RolloutError, OSError) as error:  # a TimeoutError too
+        reason = str(error) or f"it took more than {CHANGES_LIMIT_S:g} s"
+        return None, (f"what the agent changed of its file system is not known: {reason}",)

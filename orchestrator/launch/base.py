@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.types import Confinement, SandboxExit, SandboxSpec
+from orchestrator.types import Confinement, Difference, SandboxExit, SandboxSpec
 
 
 class Sandbox(Protocol):
@@ -21,6 +21,10 @@ class Sandbox(Protocol):
 
     async def cpu_s(self) -> float | None:
         """CPU seconds used so far by all processes inside; None: unknown."""
+
+    async def changes(self) -> Difference | None:
+        """What was changed of its root, which nothing inside changes any more afterwards. None: it is read-only.
+        Raises RolloutError, OSError."""
 
 
 class Launcher(Protocol):

@@ -19,7 +19,7 @@ from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden
 from orchestrator.launch.uids import UidPair, UidSlots
 from orchestrator.rules.text import printable
 from orchestrator.rules.waits import uninterrupted
-from orchestrator.types import Confinement, SandboxExit, SandboxSpec
+from orchestrator.types import Confinement, Difference, SandboxExit, SandboxSpec
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,10 @@ class ContainerSandbox(ABC):
     async def cpu_s(self) -> float | None:
         """CPU seconds so far by the kernel's counter; None: unknown."""
         return None if self.cpu_clock is None else self.cpu_clock.read_s(self._running_s())
+
+    async def changes(self) -> Difference | None:
+        """None: its root is read-only."""
+        return None
 
     def _running_s(self) -> float:
         return 0.0 if self.begun_s is None else asyncio.get_running_loop().time() - self.begun_s

@@ -1,13 +1,11 @@
-"""Whether a launcher takes a task and its image, whether sandboxes fit into a machine, and whether its runc is
-old: one text for all launchers. Pure."""
+"""Whether sandboxes fit into a machine, and whether its runc is old: one text for all launchers. Pure."""
 
 from __future__ import annotations
 
 import re
 
-from orchestrator.launch.hardening import MIB, too_large
-from orchestrator.launch.names import is_path
-from orchestrator.types import SandboxSpec, Task
+from orchestrator.launch.hardening import MIB
+from orchestrator.types import SandboxSpec
 
 # By runc's own advisories: the first release of each branch with the fix; later branches have it too.
 _RUNC_FIXES = (
@@ -15,16 +13,6 @@ _RUNC_FIXES = (
     ("CVE-2025-31133", ((1, 2, 8), (1, 3, 3), (1, 4, 0))),  # and -52565, -52881
 )
 RUNC = "runc "  # how the note on its age begins
-
-
-def task_refusal(task: Task, launcher: str, memory_bytes: int) -> str | None:
-    """Why a task cannot be had: its image is a file, and the launcher takes none, or its files are too large for a
-    sandbox of so much memory. None: it can."""
-    if launcher == "process":
-        return None
-    if task.image is not None and is_path(task.image) and launcher != "oci":
-        return "its image is a file, which only the launcher oci takes (--env.launcher oci)"
-    return too_large(task.attachments, memory_bytes) if task.attachments else None
 
 
 def too_big(spec: SandboxSpec, memory_bytes: int, cpus: int) -> str | None:

@@ -24,7 +24,7 @@ from orchestrator.launch.channels import make_owned_directory, remove_owned_dire
 from orchestrator.launch.hardening import preload_arguments
 from orchestrator.launch.image.context import context_root
 from orchestrator.rules.waits import uninterrupted
-from orchestrator.types import Confinement, SandboxExit, SandboxSpec
+from orchestrator.types import Confinement, Difference, SandboxExit, SandboxSpec
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,10 @@ class ProcessSandbox:
 
     async def cpu_s(self) -> float | None:
         """None: children of model-written code are not counted."""
+        return None
+
+    async def changes(self) -> Difference | None:
+        """None: it has no root of its own."""
         return None
 
     async def remove(self) -> None:

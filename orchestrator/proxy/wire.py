@@ -35,7 +35,7 @@ from orchestrator.types import (
     Wishes,
 )
 
-CONTRACT = 7
+CONTRACT = 8
 MAX_OUTPUT_PIECE_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
@@ -125,7 +125,7 @@ def assignment(
     max_token_length: int = 0,
     parallel: int = 1,
 ) -> pb.Assignment:
-    """What the sandbox is told: the question, the files' names, how to build the agent. Never the answer."""
+    """What the sandbox is told: the question, the files' names, where and how to work. Never the answer."""
     templates = equipment.prompt_templates
     everything = (*FILE_TOOLS, *(tool.name for tool in equipment.sandbox_tools), *tools)
     return pb.Assignment(
@@ -164,6 +164,8 @@ def assignment(
             for tool in equipment.sandbox_tools
         ],
         program=[pb.ProgramFile(path=file.path, content=file.content) for file in equipment.program],
+        working_directory=task.cwd or "",
+        environment=task.environment,
         output=None if output is None else pb.OutputLimits(max_files=output.max_files, max_bytes=output.max_bytes),
     )
 

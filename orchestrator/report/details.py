@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, get_args
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.run.groups import MASKED
 from orchestrator.run.lenient import count, mapping, number, numbers, objects, text, texts
+from orchestrator.types import LeftOut
 
 MAX_TOKENS = 32_768
 MAX_GROWN = 100_000
+LEFT_OUT = get_args(LeftOut)
 
 
 def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
@@ -24,6 +26,28 @@ def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
         "completions": [_completion(c, line.get("segment")) for c in objects(line.get("completions"))],
         "tool_calls": [_tool_call(c) for c in objects(line.get("tool_calls"))],
         "steps": [_step(s) for s in objects(line.get("steps"))],
+        "changes": _changes(line.get("changes")),
+    }
+
+
+def _changes(changes: object) -> dict[str, Any] | None:
+    """What it changed of its root; None: nothing was kept of that."""
+    if not isinstance(changes, dict):
+        return None
+    return {
+        "count": count(changes.get("count")),
+        "size_bytes": count(changes.get("size_bytes")),
+        "left_out": {why: count(n) for why, n in mapping(changes.get("left_out")).items() if why in LEFT_OUT},
+        "files": [
+            {
+                "path": text(change.get("path"), 4096),
+                "kind": text(change.get("kind"), 20),
+                "size_bytes": count(change.get("size_bytes")),
+                "mode": f"{count(change.get('mode')) & 0o777:o}",
+                "diff": None if change.get("diff") is None else text(change["diff"]),
+            }
+            for change in objects(changes.get("changes"))
+        ],
     }
 
 

@@ -96,7 +96,29 @@ async function rolloutView(rollout) {
     return [...page, el("p", "warning box", "The steps of this attempt are not in this file, to keep it small. They are in rollouts.jsonl.")];
   }
   for (const note of details.notes) page.push(el("p", "warning box", shown(note)));
-  return [...page, tokenPanel(details.tokens), toggles(), stepsOf(details)];
+  return [...page, tokenPanel(details.tokens), ...changesPanel(details.changes), toggles(), stepsOf(details)];
+}
+
+// Of the sandbox's file system, where it could be written to.
+const LEFT_OUT = { device: "devices", pipe: "pipes", socket: "sockets", name: "odd names", link: "links that lead out",
+  size: "files too large together", depth: "folders too deep", unreadable: "unreadable", more: "not looked at", set_id: "set-id bits" };
+
+function changesPanel(changes) {
+  if (changes === null) return [];
+  const left = Object.entries(changes.left_out).map(([why, count]) => `${LEFT_OUT[why]} ${whole(count)}`);
+  const title = ["What it changed", el("small", "", `${counted(changes.count, "file")}, ${whole(changes.size_bytes)} bytes`)];
+  return [folded(title, "panel wide changes", () => el("div", "",
+    ...changes.files.map(changeOf),
+    changes.count > changes.files.length ? el("p", "none", `${counted(changes.count - changes.files.length, "more change")} not listed`) : null,
+    left.length ? el("p", "none", `Left out: ${left.join(", ")}`) : null))];
+}
+
+function changeOf(change) {
+  const facts = change.kind === "removed" ? "" : `${whole(change.size_bytes)} bytes, mode ${change.mode}`;
+  const title = [el("span", "badge", shown(change.kind)), " ", el("code", "", shown(change.path)), el("small", "", facts)];
+  if (change.diff === null) return el("p", "", ...title);
+  return folded(title, "prompt", () => el("pre", "diff", ...change.diff.split("\n").map((line) =>
+    el("span", { "+": "more", "-": "less", "@": "faint" }[line[0]] || "", shown(line), "\n"))));
 }
 
 function toggles() {

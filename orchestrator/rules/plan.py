@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from orchestrator.types import AgentSpec, Limits, RolloutPlan, Sampling, SandboxSpec, Split, Task
+from orchestrator.types import STORAGE_INODES, AgentSpec, Limits, RolloutPlan, Sampling, SandboxSpec, Split, Task
 
 _SEED_BITS = 31  # every inference server takes such a seed; derived seeds have one bit less (see `derive_seed`)
 
@@ -32,7 +32,8 @@ def plan_group(
     limits: Callable[[AgentSpec], Limits],
     split: Split = "train",
 ) -> tuple[RolloutPlan, ...]:
-    """First attempts of a group. `number`: place of the task in the stream; `epoch`: how often it came before.
+    """First attempts of a group. `sandbox`: the task's. `number`: place of the task in the stream; `epoch`: how
+    often it came before.
 
     `limits` gives the run's limits for an agent, `sampling` the sampling for limits: so both follow from the
     task's own limits where it has any.
@@ -49,7 +50,7 @@ def plan_group(
             attempt=0,
             sampling=replace(common, seed=derive_seed(seed, task.task_id, epoch, index, 0)),
             agent=own_agent,
-            sandbox=sandbox_of(task, sandbox),
+            sandbox=sandbox,
             limits=own_limits,
             split=split,
             group_size=group_size,
@@ -58,9 +59,20 @@ def plan_group(
     )
 
 
-def sandbox_of(task: Task, usual: SandboxSpec) -> SandboxSpec:
-    """The sandbox for rollouts of this task; `usual`: for tasks without an image of their own."""
-    return replace(usual, image=task.image) if task.image else usual
+def sandbox_of(task: Task, usual: SandboxSpec, storage_bytes: int) -> SandboxSpec:
+    """The sandbox for rollouts of this task; `usual`: for tasks that ask for nothing of their own.
+    `storage_bytes`: what a writable root holds."""
+    root = "writable" if task.workspace else task.root or usual.root
+    storage = (storage_bytes, STORAGE_INODES) if root == "writable" else (0, 0)
+    return replace(
+        usual,
+        image=task.image or usual.image,
+        root=root,
+        storage_bytes=storage[0],
+        storage_inodes=storage[1],
+        layers=(task.workspace,) if task.workspace else (),
+        user=task.user,
+    )
 
 
 def next_attempt(plan: RolloutPlan) -> RolloutPlan:

@@ -12,7 +12,6 @@ from typing import Any
 
 from orchestrator.calls.declared import declared
 from orchestrator.errors import ConfigError
-from orchestrator.rules.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
 from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.run.lines import dumps, text_at
@@ -105,7 +104,7 @@ def digest(name: str, arguments: Mapping[str, Any]) -> bytes:
 
 
 def plan_of(attempt: RecordedAttempt, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
-    """The recorded plan, with the present `sandbox`."""
+    """The recorded plan, with this sandbox."""
     return RolloutPlan(
         rollout_id=attempt.rollout_id,
         task=task,
@@ -114,7 +113,7 @@ def plan_of(attempt: RecordedAttempt, task: Task, sandbox: SandboxSpec) -> Rollo
         attempt=attempt.attempt,
         sampling=attempt.sampling,
         agent=attempt.agent,
-        sandbox=sandbox_of(task, sandbox),
+        sandbox=sandbox,
         limits=attempt.limits,
         group_size=attempt.group_size,
     )

@@ -25,6 +25,7 @@ from orchestrator.types import (
     BadTask,
     Completion,
     CompletionKind,
+    Difference,
     Ended,
     EndedName,
     Failed,
@@ -194,6 +195,7 @@ class AttemptLine(HeadLine):
     tool_calls: tuple[ToolCall, ...]
     steps: tuple[Step, ...]
     output: NotRequired[OutputLine | None]
+    changes: NotRequired[Difference | None]
     notes: tuple[str, ...]
     unused_fields: NotRequired[tuple[str, ...]]
     refused_requests: NotRequired[tuple[str, ...]]
@@ -340,6 +342,7 @@ def recorded_line(attempt: RecordedAttempt) -> dict[str, Any]:
         "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
         "output": _output_line(record.output) if record.output else None,
+        **({} if record.changes is None else {"changes": asdict(record.changes)}),
         "unused_fields": list(record.requests.unused_fields),
         "refused_requests": list(record.requests.refusals),
     }
@@ -358,7 +361,7 @@ def read_attempt(text: bytes) -> RecordedAttempt:
     ungraded, name, reason = line.get("ungraded"), line["outcome"], line["reason"]
     _demand_plan(line["plan"])
     record = Record(
-        **_present(line, (*_OF_RECORD, "tool_calls", "steps")),
+        **_present(line, (*_OF_RECORD, "tool_calls", "steps", "changes")),
         turns=tuple(_turns(line["completions"], line.get("tools", ()))),
         sandbox_id=line["sandbox"]["id"],
         exit=line["sandbox"]["exit"],

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.rules.plan import sandbox_of
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.table import EnvSettings
-from orchestrator.types import STORAGE_INODES, AgentSpec, Limits, Sampling, SandboxSpec
+from orchestrator.types import STORAGE_INODES, AgentSpec, Limits, Sampling, SandboxSpec, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,13 @@ class Config:
             AgentSpec, kind=env.agent_kind, main_line=env.main_line or ("longest" if env.program else "question")
         )
 
-    def sandbox_spec(self) -> SandboxSpec:
-        """What sandboxes are made of, unless a task names another image."""
+    def sandbox_spec(self, task: Task | None = None) -> SandboxSpec:
+        """What sandboxes are made of for rollouts of this task; None: of one that asks for nothing of its own."""
         env = self.env
         runtime = env.docker_runtime if env.takes_docker else Path(env.oci_runtime).name
         storage = (env.sandbox_storage, STORAGE_INODES) if env.sandbox_root == "writable" else (0, 0)
-        return env.fill(SandboxSpec, runtime=runtime, storage_bytes=storage[0], storage_inodes=storage[1])
+        spec = env.fill(SandboxSpec, runtime=runtime, storage_bytes=storage[0], storage_inodes=storage[1])
+        return spec if task is None else sandbox_of(task, spec, env.sandbox_storage)
 
     def limits(self, agent: AgentSpec | None = None) -> Limits:
         """What one rollout of this agent may use, unless its task says otherwise. None: the run's agent."""

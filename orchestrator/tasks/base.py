@@ -11,7 +11,10 @@ from typing import Any
 
 from orchestrator.types import BadTask, Task
 
-COLUMNS = ("question", "answer", "task_id", "files", "level", "metadata", "scorer", "image", "limits")
+COLUMNS = (
+    *("question", "answer", "task_id", "files", "level", "metadata", "scorer", "image", "limits"),
+    *("workspace", "root", "cwd", "user", "env"),
+)
 
 Columns = Mapping[str, str]  # our name → the data set's
 NONE: Columns = {}

@@ -21,7 +21,7 @@ from orchestrator.types import BadTask, Task
 
 _FLAG = "env.dataset"
 _QUESTION = ("question", "Question")
-_JSON = ("metadata", "Annotator Metadata", "limits")
+_JSON = ("metadata", "Annotator Metadata", "limits", "env")
 _DELIMITERS = (",", ";", "\t", "|")
 
 

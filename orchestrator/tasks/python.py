@@ -7,14 +7,16 @@ files, whose attachments are looked for below the current directory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.rules.plugins import load_object, raised_at
-from orchestrator.tasks.base import Source
+from orchestrator.tasks.base import BadRow, Source
 from orchestrator.tasks.pointers import pointer_in
 from orchestrator.tasks.rows import MAX_ANSWER_BYTES, MAX_ANSWERS, make_task, one_line
+from orchestrator.tasks.surroundings import surroundings
 from orchestrator.types import BadTask, Task
 
 _FLAG = "env.dataset"
@@ -61,10 +63,14 @@ def _task(row: object, spec: str, place: str) -> Task | BadTask:
         return BadTask(row.task_id, "the question is missing")
     if reason := _unfit_answers(row.answer, row.other_answers):
         return BadTask(row.task_id, reason)
+    try:
+        own = surroundings({"root": row.root, "cwd": row.cwd, "user": row.user, "env": row.environment})
+    except BadRow as error:
+        return BadTask(row.task_id, str(error))
     for file in row.attachments:
         if (pointer := pointer_in(file.path)) is not None:
             return BadTask(row.task_id, f"file {ascii(file.name)[:120]} is {pointer}")
-    return row
+    return replace(row, **own)
 
 
 def _unfit_answers(answer: object, others: object) -> str:

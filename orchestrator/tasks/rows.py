@@ -17,6 +17,7 @@ from orchestrator.tasks.attachments import attach
 from orchestrator.tasks.base import NONE, BadRow, Columns, renamed
 from orchestrator.tasks.cells import FOREIGN, cell_text, kind_of, plain, storable
 from orchestrator.tasks.pointers import pointer_in
+from orchestrator.tasks.surroundings import surroundings
 from orchestrator.types import Attachment, BadTask, Task
 
 MAX_QUESTION_BYTES = 1 << 20
@@ -63,6 +64,8 @@ def make_task(
             image=_image(row, root),
             limits=_limits(row),
             other_answers=tuple(other for other in others if other is not None),
+            workspace=_workspace(row, root),
+            **surroundings(row),
         )
     except BadRow as error:
         if isinstance(row, Mapping) and task_id == place:
@@ -197,17 +200,39 @@ def _image(row: Mapping[Any, Any], root: Path | None) -> str | None:
         raise BadRow(f"image {ascii(value)[:60]} is no image name")
     if value is None or not value.startswith("./"):
         return value
-    if root is None:
-        raise BadRow("the row's image is a file, and this kind of dataset has no folder to find it in")
-    try:
-        place = (root / value).resolve(strict=True)
-    except (OSError, ValueError):
-        raise BadRow(f"image {ascii(value)[:60]} is not beside the dataset") from None
-    if not place.is_relative_to(root.resolve()):
-        raise BadRow(f"image {ascii(value)[:60]} leads out of the dataset's folder")
-    if place.is_file() and (pointer := pointer_in(place)) is not None:
-        raise BadRow(f"image {ascii(value)[:60]} is {pointer}")
+    return str(_beside("image", value, root))
+
+
+def _workspace(row: Mapping[Any, Any], root: Path | None) -> str | None:
+    """The absolute path of a folder or archive below `root`. What is in it is checked when it is unpacked."""
+    value = _first(row, "workspace")
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise BadRow(f"workspace must be the name of a folder or archive, not {kind_of(value)}")
+    if _first(row, "root") == "read-only":
+        raise BadRow("workspace needs a writable root: leave `root` out")
+    place = _beside("workspace", value, root)
+    assert root is not None
+    if root.resolve().is_relative_to(place):
+        raise BadRow(f"workspace {ascii(value)[:60]} holds the tasks and their answers: give it a folder")
     return str(place)
+
+
+def _beside(what: str, name: str, root: Path | None) -> Path:
+    """The file or folder `name` below `root`, without links."""
+    shown = f"{what} {ascii(name)[:60]}"
+    if root is None:
+        raise BadRow(f"the row's {what} is a file, and this kind of dataset has no folder to find it in")
+    try:
+        place = (root / name).resolve(strict=True)
+    except (OSError, ValueError):
+        raise BadRow(f"{shown} is not beside the dataset") from None
+    if not place.is_relative_to(root.resolve()):
+        raise BadRow(f"{shown} leads out of the dataset's folder")
+    if place.is_file() and (pointer := pointer_in(place)) is not None:
+        raise BadRow(f"{shown} is {pointer}")
+    return place
 
 
 def _limits(row: Mapping[Any, Any]) -> Mapping[str, float]:

@@ -2,6 +2,7 @@
 
 from orchestrator.types.completions import Completion, CompletionKind, PolicySpan, ServerType, Turn
 from orchestrator.types.confinement import Confinement, Mount, SandboxExit
+from orchestrator.types.differences import Change, ChangeKind, Difference, LeftOut
 from orchestrator.types.groups import Group, Member, Score, TokenSource, Trajectory, is_solved
 from orchestrator.types.messages import (
     Call,
@@ -50,14 +51,18 @@ __all__ = [
     "BadTask",
     "Call",
     "CallFormat",
+    "Change",
+    "ChangeKind",
     "Completion",
     "CompletionKind",
     "Confinement",
+    "Difference",
     "Ended",
     "EndedName",
     "Failed",
     "FailedName",
     "Group",
+    "LeftOut",
     "Limits",
     "MainLine",
     "ManagedAgent",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,12 @@ class Attachment:
 @dataclass(frozen=True, slots=True)
 class Task:
     """A problem and what grades it. `answer`, `other_answers` (as right as that one) and `metadata` never reach a
-    sandbox."""
+    sandbox.
+
+    `workspace`: absolute path of a folder or archive; when its rollouts begin, of the folder that is a
+    layer of the sandbox. `root`: the sandbox's, in place of the run's. `cwd`, `environment`: working directory
+    and variables of the agent's processes. `user`: whom these run as; needs a writable root.
+    """
 
     task_id: str
     question: str
@@ -31,6 +36,11 @@ class Task:
     image: str | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     other_answers: tuple[str, ...] = ()
+    workspace: str | None = None
+    root: Literal["read-only", "writable"] | None = None
+    cwd: str | None = None
+    user: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reference(self) -> str | None:

@@ -1,13 +1,15 @@
 """The process of a program, started before it knows which program: it imports modules and waits.
 
 `worker.program` starts this file as a script, with a socket's descriptor and the names of modules as arguments,
-and sends the program's path when there is one. This process then goes on as `python PATH` would. Nothing is
+and sends the program's path when there is one, with the task's working directory and variables, NULs between
+them. This process then goes on as `python PATH` would. Nothing is
 forked, so threads that a module started are no danger. It imports nothing else that Python has not loaded itself.
 """
 
 import gc
 import os
 import sys
+import time
 
 _ALWAYS = ("__annotations__", "__builtins__")  # names that every `__main__` has; runpy adds the others
 _CHUNK_BYTES = 64 * 1024
@@ -21,13 +23,17 @@ def main() -> None:
     try:
         _import(sys.argv[2:])
         os.write(line, b"\n")
-        program = os.fsdecode(os.read(line, _CHUNK_BYTES))
+        message = b"".join(iter(lambda: os.read(line, _CHUNK_BYTES), b""))
     finally:
         os.close(line)
         for stream in outputs:
             stream.release()
-    if program:  # else the worker is gone
-        _become(program)
+    if message:  # else the worker is gone
+        program, folder, *variables = message.split(b"\0")
+        os.chdir(folder)
+        os.environb.update(variable.partition(b"=")[::2] for variable in variables)
+        time.tzset()
+        _become(os.fsdecode(program))
 
 
 def _import(modules: "list[str]") -> None:

@@ -218,9 +218,10 @@ class WorkerExecutor(PythonExecutor):
         return before is None or self._kills_seen is None or self._kills_seen > before
 
     def _set_up_fresh(self) -> None:
-        """No model-written code has run in the worker yet: a failure is ours or a sandbox tool's. Raises
-        EpisodeCrashed."""
+        """No model-written code has run in the worker yet: a failure is ours, a sandbox tool's or the task's.
+        Raises EpisodeCrashed."""
         try:
+            self._link.settle()
             self._set_up()
         except WorkerLost as lost:
             raise EpisodeCrashed(f"a fresh code worker cannot be used: {lost}") from lost

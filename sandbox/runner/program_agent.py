@@ -66,6 +66,10 @@ def run_program_agent(
     endpoint = endpoint or ProgramEndpoint()
     endpoint.context_tokens = assignment.agent.max_token_length
     program = _place(assignment.program)
+    try:
+        link.settle()
+    except WorkerLost as lost:
+        raise EpisodeCrashed(f"a fresh code worker cannot be used: {lost}") from lost
     link.limit_output(assignment.agent.max_output_chars)
     killed_before = memory_kills()
     bell, ring = os.pipe()

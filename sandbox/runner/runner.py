@@ -77,7 +77,7 @@ def _episode(
     output: pb.OutputLimits | None = None
     try:
         assignment = assigned(first)
-        output = assignment.output
+        output, link.place = assignment.output, assignment.place
         files = receive_attachments(responses, assignment.attachments, box.attachments)
         started = time.monotonic()
         if assignment.agent.kind == "program":

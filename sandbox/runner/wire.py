@@ -19,6 +19,7 @@ from sandbox.types import (
     Kind,
     Message,
     Notes,
+    Place,
     Request,
     Result,
     Role,
@@ -30,7 +31,7 @@ from sandbox.types import (
     ToolSpec,
 )
 
-CONTRACT = 7
+CONTRACT = 8
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_REFUSAL_BYTES = 1024
@@ -94,6 +95,7 @@ def assignment(message: pb.Assignment) -> Assignment:
         host_tools=tuple(_tool(tool) for tool in message.host_tools),
         sandbox_tools=tuple(SandboxTool(_tool(t.tool), t.module, t.source) for t in message.sandbox_tools),
         program=tuple(message.program),
+        place=Place(message.working_directory, dict(message.environment)),
         output=message.output if message.HasField("output") else None,
     )
 

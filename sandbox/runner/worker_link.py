@@ -17,12 +17,15 @@ from typing import Any, NoReturn, TypeVar
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox.control import ControlLost, OutputBegun, RunnerEnd, WorkerEnded, WorkerStarted
-from sandbox.errors import Interrupted, StepTimeout, SupervisorGone, WorkerDied, WorkerMisbehaved
+from sandbox.errors import EpisodeCrashed, Interrupted, StepTimeout, SupervisorGone, WorkerDied, WorkerMisbehaved
 from sandbox.runner.bounded_output import BoundedOutput
+from sandbox.types import Place
 
 MAX_FRAME_BYTES = 2 << 20  # more than twice an answer of 64 Ki characters, each escaped to twelve
 _READ_BYTES = 64 * 1024
+_PROBLEM_CHARS = 500
 _MAX_LEFT_IN_PIPE = 1 << 20  # what a pipe can hold at most for an ordinary user
+_PLACE_LIMIT_S = 30.0
 _DEATH_NEWS_S = 2.0  # how long pid 1 may take to announce a worker's end after its pipe has closed
 
 N = TypeVar("N", WorkerStarted, OutputBegun)
@@ -38,6 +41,7 @@ class WorkerLink:
         self._worker: WorkerStarted | None = None
         self._output_open = False
         self._received = bytearray()
+        self.place = Place()
 
     @property
     def number(self) -> int:
@@ -57,6 +61,17 @@ class WorkerLink:
         self._worker, self._output_open = news, True
         self._received.clear()
         self._output = BoundedOutput(self._max_output_chars)
+
+    def settle(self) -> None:
+        """Sends a fresh worker to the place where its code is to work. Raises WorkerLost; EpisodeCrashed if it
+        cannot work there."""
+        if self.place == Place():
+            return
+        deadline = time.monotonic() + _PLACE_LIMIT_S
+        place = {"cwd": self.place.cwd, "environment": dict(self.place.environment)}
+        self.send({"kind": "place", **place}, deadline)
+        if (problem := self.receive(deadline).get("error")) is not None:
+            raise EpisodeCrashed(f"the task's working directory cannot be used: {str(problem)[:_PROBLEM_CHARS]}")
 
     def open_output(self, limits: pb.OutputLimits) -> int:
         """Ends the worker; returns a pipe with its files. Raises SupervisorGone."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,10 @@ class Program:
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
         self._answer_file = Path.cwd() / ANSWER_FILE
-        self._environment = {**os.environ, **environment, "ANSWER_FILE": str(self._answer_file)}
+        if os.path.lexists(self._answer_file):  # the task's, and no answer
+            self._answer_file = Path(tempfile.mkdtemp(), ANSWER_FILE)
+        self._ours = {**environment, "ANSWER_FILE": str(self._answer_file)}
+        self._environment = {**os.environ, **self._ours}
         self._stdin = tempfile.TemporaryFile()  # noqa: SIM115  standard input: empty until there is a task
         self._line, theirs = socket.socketpair()
         self._preloaded: _Process | None = None
@@ -45,9 +48,9 @@ class Program:
         if self._preloaded is not None and not self._line.recv(1):
             self._preloaded = None  # importing ended it; as a program it will end the same way, and can be heard
 
-    def run(self, program: str, task: str) -> tuple[int, str | None, str]:
-        """Returns (exit code, answer, end of standard error). The worker also prints what the program prints. Call
-        it once."""
+    def run(self, program: str, task: str, variables: Iterable[str]) -> tuple[int, str | None, str]:
+        """Returns (exit code, answer, end of standard error). The worker also prints what the program prints.
+        `variables`: names of the task's, which this process has. Call it once."""
         self._stdin.write(task.encode("utf-8", "replace"))
         self._stdin.seek(0)
         process = self._preloaded
@@ -55,7 +58,9 @@ class Program:
             process = self._start([program])
         else:
             with contextlib.suppress(OSError):  # it has ended since
-                self._line.send(os.fsencode(program))
+                names = [name for name in (*variables, "PWD") if name in os.environ and name not in self._ours]
+                own = [f"{name}={os.environ[name]}" for name in names]
+                self._line.sendall(os.fsencode("\0".join([program, os.getcwd(), *own])))
         self._line.close()
         self._stdin.close()
         status, output, errors = process.end(), process.tails[1], process.tails[2]

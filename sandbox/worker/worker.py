@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from json.decoder import JSONDecoder
 from json.encoder import JSONEncoder, c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
@@ -96,6 +97,7 @@ class Worker:
         sys.modules["__main__"] = self._spaces[""].main
         self._modules: dict[str, ModuleType] = {}
         self._program: Program | None = None
+        self._variables: dict[str, str] = {}  # of the task
 
     def serve(self) -> None:
         """Runs steps until the runner closes its end."""
@@ -113,9 +115,12 @@ class Worker:
             case "preload":
                 self._program = Program(message["environment"], message["modules"])
                 _send({"kind": "ready"})
+            case "place":
+                self._variables = message["environment"]
+                _send({"kind": "ready", "error": _settle(message["cwd"], self._variables)})
             case "program":
                 program = self._program or Program(message["environment"])
-                status, answer, errors = program.run(message["program"], message["task"])
+                status, answer, errors = program.run(message["program"], message["task"], self._variables)
                 _send({"kind": "done", "status": status, "answer": answer, "errors": errors})
             case "reply":
                 pass  # the reply to a call that an exception, an alarm's for example, cut short
@@ -255,6 +260,20 @@ class Worker:
             self._streams.flush()
         finally:
             _exit(status & 0xFF)
+
+
+def _settle(cwd: str, variables: dict[str, str]) -> str | None:
+    """Goes there with these variables. Returns why it cannot."""
+    os.environ.update(variables)
+    time.tzset()
+    if cwd:
+        try:
+            os.makedirs(cwd, exist_ok=True)
+            os.chdir(cwd)
+        except OSError as error:
+            return f"{cwd}: {error.strerror}"
+        os.environ["PWD"] = cwd
+    return None
 
 
 class _Inbox:

@@ -24,7 +24,7 @@ from orchestrator.launch.hardening import demand
 from orchestrator.launch.names import ATTACHMENTS_DIR, CHANNEL_FOLDER, RUNTIME_MOUNT, SOCKET_NAME, WORKSPACE_DIR
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.waits import uninterrupted
-from orchestrator.types import Confinement, SandboxExit, SandboxSpec
+from orchestrator.types import Confinement, Difference, SandboxExit, SandboxSpec
 
 Inhabitant = Callable[[Path], Awaitable[SandboxExit]]
 
@@ -71,6 +71,7 @@ class FakeSandbox:
 
     def __init__(self, sandbox_id: str, life: Awaitable[SandboxExit]) -> None:
         self.sandbox_id = sandbox_id
+        self.changed: Difference | Exception | float | None = None
         self.life = asyncio.ensure_future(life)
         self._fate: asyncio.Future[SandboxExit] = asyncio.get_running_loop().create_future()
 
@@ -88,6 +89,14 @@ class FakeSandbox:
 
     async def cpu_s(self) -> float | None:
         return 0.25
+
+    async def changes(self) -> Difference | None:
+        if isinstance(self.changed, Exception):
+            raise self.changed
+        if isinstance(self.changed, float):
+            await asyncio.sleep(self.changed)
+            return None
+        return self.changed
 
     async def remove(self) -> None:
         self.life.cancel()

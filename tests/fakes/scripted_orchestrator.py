@@ -53,6 +53,8 @@ class Script:
     prompt_templates_json: str | None = None
     sandbox_tools: Sequence[pb.SandboxTool] = ()
     program: Mapping[str, bytes] = field(default_factory=dict)
+    cwd: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
     output: pb.OutputLimits | None = None
     refuse_parking: str | None = None
     unavailable: set[int] = field(default_factory=set)  # completions refused once, by sequence
@@ -217,6 +219,8 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         step_timeout.FromTimedelta(timedelta(seconds=script.step_timeout_s))
         return pb.Assignment(
             question=script.question,
+            working_directory=script.cwd,
+            environment=script.environment,
             attachments=[
                 pb.AttachmentFile(name=name, size_bytes=len(content))
                 for name, content in script.attachments.items()

@@ -22,8 +22,10 @@ from orchestrator.run.groups import scored_data_group
 from orchestrator.types import (
     Attempt,
     BadTask,
+    Change,
     Completion,
     CompletionKind,
+    Difference,
     Ended,
     EndedName,
     Failed,
@@ -57,6 +59,19 @@ HOSTILE = (
     "\u202egnp.exe\u202c \u2066isolate\u2069 \u200bzero \ufeffbom \U000e0041tag \x07 \r\n"
     "Z\u0351\u0363\u0343a\u0316\u0317l\u0334\u0335g\u0321\u0322o שלום عالم 😀 {data}{script}"
 )
+CHANGES = Difference(
+    (
+        Change("/workspace/new.txt", "added", 6, 0o644, "@@ -0,0 +1,1 @@\n+hello"),
+        Change(
+            "/etc/hosts", "changed", 30, 0o600, "@@ -1,2 +1,2 @@\n 127.0.0.1 localhost\n-::1 localhost\n+::1 me"
+        ),
+        Change("/usr/bin/cc", "removed"),
+    ),
+    count=12,
+    size_bytes=4036,
+    left_out={"pipe": 2, "link": 1},
+)
+ODD_CHANGES = Difference((Change(HOSTILE, "added", 1, 0o777, HOSTILE + "\n" + HOSTILE),), 1, 1)
 WORDS = re.compile(r"<\|\w+\|>| ?\w+|\s+|[^\w\s]")
 
 
@@ -213,6 +228,7 @@ class Rollouts:
             duration_s=clock / 3,
             waiting_s=clock * 2 / 3,
             cpu_s=self._random.uniform(0.1, 0.9) if isinstance(outcome, Ended) else None,
+            changes=ODD_CHANGES if answer == HOSTILE else CHANGES if plan.index == 1 else None,
         )
         return Attempt(plan, record, outcome)
 

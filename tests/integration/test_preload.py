@@ -30,7 +30,7 @@ RUN = """
 import json, sys
 from sandbox.worker.program import Program
 program, modules, folder = json.loads(sys.argv[1])
-print(json.dumps(Program({"PYTHONPATH": folder, "OPENAI_MODEL": "m"}, modules).run(program, "the täsk")))
+print(json.dumps(Program({"PYTHONPATH": folder, "OPENAI_MODEL": "m"}, modules).run(program, "the täsk", {})))
 """
 TELLS = """
 import json, os, signal, sys

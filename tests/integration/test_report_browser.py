@@ -158,6 +158,24 @@ def test_a_rollout_shows_thought_code_output_error_and_tool_calls(page, report: 
     assert tools.nth(1).locator(".error").text_content() == "404: not found"
 
 
+def test_a_rollout_shows_what_it_changed(page, report: str):
+    open_at(page, report, "#rollout-g000001-r00-a0")
+    assert page.locator(".changes").count() == 0  # its root was read-only
+    open_at(page, report, "#rollout-g000001-r01-a0")
+    changes = page.locator(".changes")
+    assert "12 files" in changes.locator("> summary").text_content()
+    changes.locator("> summary").click()
+    assert changes.locator(".badge").all_text_contents() == ["added", "changed", "removed"]
+    assert changes.locator("code").all_text_contents() == ["/workspace/new.txt", "/etc/hosts", "/usr/bin/cc"]
+    assert changes.locator("p.none").all_text_contents() == [
+        "9 more changes not listed",
+        "Left out: pipes 2, links that lead out 1",
+    ]
+    changes.locator("details summary").nth(1).click()
+    assert changes.locator(".diff .less").text_content() == "-::1 localhost\n"
+    assert changes.locator(".diff .more").text_content() == "+::1 me\n"
+
+
 def test_the_system_prompt_is_built_when_it_is_opened(page, report: str):
     open_at(page, report, "#rollout-g000001-r00-a0")
     prompt = page.locator(".turn").first.locator("details").first

@@ -17,6 +17,7 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
+from orchestrator.errors import SandboxLostError
 from orchestrator.host import rollout
 from orchestrator.host.base import Provision
 from orchestrator.host.resources import Resources
@@ -24,7 +25,7 @@ from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.left_files import OutputReceiver, OutputRule
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.types import Attempt, Ended, EndedName, Failed, FailedName, SandboxExit
+from orchestrator.types import Attempt, Change, Difference, Ended, EndedName, Failed, FailedName, SandboxExit
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
 from tests.fakes.plans import a_plan
@@ -73,6 +74,41 @@ async def attempt(folder: Path, behind: Callable[[Any, FakeLauncher], Any]) -> A
     )
     async with asyncio.timeout(60):
         return await run_rollout(a_plan(), around, Provision(OutputRule(folder / "output", 10, 1000)))
+
+
+async def changed(folder: Path, changes: Difference | Exception | float) -> Attempt:
+    """A rollout whose sandbox says this of its changes; a number: so many seconds later."""
+
+    async def behind(stub: Any, launcher: FakeLauncher) -> None:
+        (box,) = launcher.live.values()
+        box.changed = changes
+        await stub.SendOutput(stream(END))
+
+    return await attempt(folder, behind)
+
+
+async def test_what_a_sandbox_changed_is_on_record(tmp_path: Path) -> None:
+    changes = Difference((Change("/etc/motd", "changed", 5, 0o644),), 1, 5)
+    done = await changed(tmp_path, changes)
+    assert (done.outcome, done.record.changes, done.record.notes) == (Ended(EndedName.FINISHED), changes, ())
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (SandboxLostError("the keeper is gone"), "the keeper is gone"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (60.0, "more than 0.2 s"),
+    ],
+)
+async def test_changes_that_cannot_be_read_are_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception | float, words: str
+) -> None:
+    monkeypatch.setattr(rollout, "CHANGES_LIMIT_S", 0.2)
+    done = await changed(tmp_path, trouble)
+    assert (done.outcome, done.record.answer, done.record.changes) == (Ended(EndedName.FINISHED), "42", None)
+    (note,) = done.record.notes
+    assert words in note
 
 
 async def test_files_that_follow_the_result_come_back(tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ from orchestrator.run.lines import dumps
 from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import (
     Attempt,
+    Change,
     Completion,
     CompletionKind,
+    Difference,
     Ended,
     EndedName,
     Failed,
@@ -136,6 +138,19 @@ RECORDS = st.builds(
     output=st.none()
     | st.builds(
         Output, st.lists(st.builds(OutputFile, PATHS, COUNTS), max_size=2).map(tuple), COUNTS, st.booleans()
+    ),
+    changes=st.none()
+    | st.builds(
+        Difference,
+        st.lists(
+            st.builds(
+                Change, TEXTS, st.sampled_from(["added", "changed", "removed"]), COUNTS, COUNTS, st.none() | TEXTS
+            ),
+            max_size=2,
+        ).map(tuple),
+        COUNTS,
+        COUNTS,
+        st.dictionaries(st.sampled_from(["device", "name", "more"]), COUNTS, max_size=2),
     ),
 )
 ENDED = st.builds(Ended, st.sampled_from(EndedName), TEXTS)
@@ -284,7 +299,7 @@ def test_untrained_tokens_are_whole_whatever_their_share_is_as_a_float() -> None
 def test_every_field_of_a_line_is_written() -> None:
     member = a_member()
     sized = replace(member, attempt=replace(member.attempt, plan=replace(member.attempt.plan, group_size=4)))
-    line = attempt_line(sized)
+    line = attempt_line(replace(sized, attempt=replace(sized.attempt, record=a_record(changes=Difference()))))
     assert set(line) == set(AttemptLine.__annotations__) | _inherited()
     assert read_attempt(dumps(line)).group_size == read_counted(dumps(line)).group_size == 4  # type: ignore[union-attr]
     del line["group_size"]

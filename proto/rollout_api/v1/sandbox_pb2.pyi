@@ -162,13 +162,22 @@ class ParkResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., chunk: _Optional[_Union[AttachmentChunk, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program", "output")
+    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program", "working_directory", "environment", "output")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENTS_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     HOST_TOOLS_FIELD_NUMBER: _ClassVar[int]
     SANDBOX_TOOLS_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    WORKING_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     question: str
     attachments: _containers.RepeatedCompositeFieldContainer[AttachmentFile]
@@ -176,8 +185,10 @@ class Assignment(_message.Message):
     host_tools: _containers.RepeatedCompositeFieldContainer[HostTool]
     sandbox_tools: _containers.RepeatedCompositeFieldContainer[SandboxTool]
     program: _containers.RepeatedCompositeFieldContainer[ProgramFile]
+    working_directory: str
+    environment: _containers.ScalarMap[str, str]
     output: OutputLimits
-    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., output: _Optional[_Union[OutputLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., working_directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., output: _Optional[_Union[OutputLimits, _Mapping]] = ...) -> None: ...
 
 class OutputLimits(_message.Message):
     __slots__ = ("max_files", "max_bytes")

@@ -1,0 +1,70 @@
+"""Tasks that the run's launcher makes no sandbox for are bad tasks that say what to do."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.engine.fitting import why_unfit
+from orchestrator.engine.one_group import GroupMaker
+from orchestrator.engine.shared import Shared
+from orchestrator.launch.workspaces import Workspaces
+from orchestrator.rules.observer import Observer
+from orchestrator.settings.sources import load_config
+from orchestrator.types import BadTask, Task
+
+DOCKER, OCI, PROCESS = (("--env.launcher", name) for name in ("docker", "oci", "process"))
+WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
+
+
+@pytest.mark.parametrize(
+    ("flags", "task", "words"),
+    [
+        (DOCKER, {}, None),
+        (DOCKER, {"cwd": "/app", "environment": {"A": "1"}, "root": "read-only"}, None),
+        (DOCKER, {"workspace": "/w"}, "its workspace needs a root that can be written to: --env.launcher oci"),
+        (DOCKER, {"root": "writable"}, "its root needs a root that can be written to"),
+        (DOCKER, {"user": "1000"}, 'its user needs a root that can be written to: "root": "writable"'),
+        (DOCKER, {"image": "/images/a"}, "its image is a file, which only the launcher oci takes"),
+        (OCI, {"workspace": "/w", "user": "1000"}, None),
+        (OCI, {"root": "writable", "user": "1000", "image": "/images/a"}, None),
+        (OCI, {"user": "1000"}, "its user needs"),
+        (WRITABLE, {"user": "1000"}, None),
+        (WRITABLE, {"user": "1000", "root": "read-only"}, "its user needs"),
+        (PROCESS, {"environment": {"A": "1"}}, None),
+        *(
+            (PROCESS, {name: "x"}, f"its {name} needs a sandbox with files")
+            for name in ("cwd", "user", "workspace")
+        ),
+    ],
+)
+def test_a_task_is_held_against_the_launcher(
+    flags: tuple[str, ...], task: dict[str, Any], words: str | None
+) -> None:
+    reason = why_unfit(Task("t", "?", **task), load_config(list(flags), environ={}))
+    assert (reason or "").startswith(words or "")
+    assert (reason is None) == (words is None)
+
+
+def test_a_workspace_is_unpacked_when_its_task_is_drawn(tmp_path: Path) -> None:
+    config = load_config(list(OCI), environ={})
+    shared = Shared(config, logging.info)
+    shared.workspaces = Workspaces(tmp_path / "store")
+    maker = GroupMaker(config, Observer(), shared, "train")
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo/a").write_text("1")
+    task = maker.fitting(Task("t", "?", workspace=str(tmp_path / "repo"), cwd="/app"))
+    assert isinstance(task, Task)
+    spec = config.sandbox_spec(task)
+    assert (spec.root, spec.layers) == ("writable", (task.workspace,))
+    assert (Path(spec.layers[0]) / "app/a").read_text() == "1"
+    in_place = maker.fitting(Task("t", "?", workspace=str(tmp_path / "repo")))
+    assert isinstance(in_place, Task)
+    assert (Path(str(in_place.workspace)) / "workspace/a").read_text() == "1"
+    (tmp_path / "no.tar").write_text("no archive")
+    bad = maker.fitting(Task("t", "?", workspace=str(tmp_path / "no.tar")))
+    assert isinstance(bad, BadTask)
+    assert bad.reason.startswith("its workspace cannot be used: no.tar: ")

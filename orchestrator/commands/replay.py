@@ -27,7 +27,7 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.tasks.split import tasks_of
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
-from orchestrator.types import Task
+from orchestrator.types import BadTask, Task
 
 EXIT_DIFFERENT = 1
 
@@ -83,7 +83,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
             calls = RecordedCalls(recorded.calls, recorded.call)
             tools = {name: RecordedTool(name, t, calls) for name, t in engine.hosts.tools.items()}
             executor = engine.maker.executor(tools=tools)
-            await play(recorded.attempts(), tasks, engine.hosts, executor, config, counts)
+            await play(recorded.attempts(), await _built(engine, tasks), engine.hosts, executor, config, counts)
         return 0 if counts["same"] == len(recorded.places) else EXIT_DIFFERENT
 
     try:
@@ -94,6 +94,16 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
             f"{counts['same']} of {len(recorded.places)} rollouts as recorded, {counts['different']} different, "
             f"{counts['broken']} broken{rest}; {path}"
         )
+
+
+async def _built(engine: Orchestrator, tasks: dict[str, Task]) -> dict[str, Task]:
+    """The tasks with the images of their Dockerfiles, without those that have none any more."""
+    futures = [asyncio.wrap_future(engine.shared.built(task)) for task in tasks.values() if task.dockerfile]
+    images = {task.task_id: task for task in await asyncio.gather(*futures)}
+    for task in images.values():
+        if isinstance(task, BadTask):
+            _print(f"{task.task_id}: {task.reason}")
+    return {name: task for name, old in tasks.items() if isinstance(task := images.get(name, old), Task)}
 
 
 async def play(

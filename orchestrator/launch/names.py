@@ -7,6 +7,7 @@ from orchestrator import __version__
 IMAGE_REPOSITORY = "rollout-orchestrator-sandbox"
 DEFAULT_IMAGE = f"{IMAGE_REPOSITORY}:{__version__}"
 EXTRAS = ("documents",)  # values of `image build --with`; in the names of requirements files and tags
+TASK_REPOSITORY = "rollout-orchestrator-task"  # images of tasks' Dockerfiles, their digest as tag
 BASE_REPOSITORY = "rollout-orchestrator-base"
 
 CHANNEL_GID = 990  # owns /run/channel in the image: only the runner has it
@@ -24,6 +25,7 @@ LABEL_DEADLINE = "orchestrator.deadline"  # unix time after which reapers of oth
 LABEL_VERSION = "orchestrator.version"  # this and the next one are written by Dockerfile.sandbox
 LABEL_CONTEXT = "orchestrator.context"  # digest of the build context without wheels, which its requirements pin
 LABEL_STAGE = "orchestrator.stage"  # intermediate images of a build
+LABEL_TASK = "orchestrator.task"  # digest of all that an image of a task's Dockerfile is made of
 PROJECT = "rollout-orchestrator"
 
 

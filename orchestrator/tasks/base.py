@@ -11,7 +11,18 @@ from typing import Any
 
 from orchestrator.types import BadTask, Task
 
-COLUMNS = ("question", "answer", "task_id", "files", "level", "metadata", "scorer", "image", "limits")
+COLUMNS = (
+    "question",
+    "answer",
+    "task_id",
+    "files",
+    "level",
+    "metadata",
+    "scorer",
+    "image",
+    "dockerfile",
+    "limits",
+)
 
 Columns = Mapping[str, str]  # our name → the data set's
 NONE: Columns = {}

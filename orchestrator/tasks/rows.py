@@ -7,6 +7,7 @@ line; nothing is raised.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,6 +64,7 @@ def make_task(
             image=_image(row, root),
             limits=_limits(row),
             other_answers=tuple(other for other in others if other is not None),
+            dockerfile=_dockerfile(row, root),
         )
     except BadRow as error:
         if isinstance(row, Mapping) and task_id == place:
@@ -197,17 +199,42 @@ def _image(row: Mapping[Any, Any], root: Path | None) -> str | None:
         raise BadRow(f"image {ascii(value)[:60]} is no image name")
     if value is None or not value.startswith("./"):
         return value
-    if root is None:
-        raise BadRow("the row's image is a file, and this kind of dataset has no folder to find it in")
-    try:
-        place = (root / value).resolve(strict=True)
-    except (OSError, ValueError):
-        raise BadRow(f"image {ascii(value)[:60]} is not beside the dataset") from None
-    if not place.is_relative_to(root.resolve()):
-        raise BadRow(f"image {ascii(value)[:60]} leads out of the dataset's folder")
-    if place.is_file() and (pointer := pointer_in(place)) is not None:
-        raise BadRow(f"image {ascii(value)[:60]} is {pointer}")
+    return str(_beside("image", value, root))
+
+
+def _dockerfile(row: Mapping[Any, Any], root: Path | None) -> str | None:
+    """The absolute path of a Dockerfile below `root`, which the row gives by its own name or its folder's."""
+    value = _first(row, "dockerfile")
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise BadRow(f"dockerfile must be the name of a file or folder, not {kind_of(value)}")
+    if _first(row, "image") is not None:
+        raise BadRow("image and dockerfile both say what the sandbox is made of: leave one out")
+    place = _beside("dockerfile", value, root)
+    if place.is_dir():
+        place = _beside("dockerfile", os.path.join(value, "Dockerfile"), root)
+    assert root is not None
+    # All that is in its folder can be copied into the image: the answers would be, too.
+    if place.parent == root.resolve():
+        raise BadRow(f"dockerfile {ascii(value)[:60]} lies beside the tasks and their answers: give it a folder")
     return str(place)
+
+
+def _beside(what: str, name: str, root: Path | None) -> Path:
+    """The file or folder `name` below `root`, without links."""
+    shown = f"{what} {ascii(name)[:60]}"
+    if root is None:
+        raise BadRow(f"the row's {what} is a file, and this kind of dataset has no folder to find it in")
+    try:
+        place = (root / name).resolve(strict=True)
+    except (OSError, ValueError):
+        raise BadRow(f"{shown} is not beside the dataset") from None
+    if not place.is_relative_to(root.resolve()):
+        raise BadRow(f"{shown} leads out of the dataset's folder")
+    if place.is_file() and (pointer := pointer_in(place)) is not None:
+        raise BadRow(f"{shown} is {pointer}")
+    return place
 
 
 def _limits(row: Mapping[Any, Any]) -> Mapping[str, float]:

@@ -20,7 +20,7 @@ class Attachment:
 @dataclass(frozen=True, slots=True)
 class Task:
     """A problem and what grades it. `answer`, `other_answers` (as right as that one) and `metadata` never reach a
-    sandbox."""
+    sandbox. `dockerfile`: the absolute path of the Dockerfile that `image` is made of, with its folder."""
 
     task_id: str
     question: str
@@ -33,6 +33,7 @@ class Task:
     image: str | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     other_answers: tuple[str, ...] = ()
+    dockerfile: str | None = None
 
     @property
     def reference(self) -> str | None:

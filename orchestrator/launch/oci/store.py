@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,7 @@ from orchestrator.launch.oci.bundle import Root
 from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
 from orchestrator.launch.uids import UidPair
 
+_ID = re.compile("sha256:([0-9a-f]{64})")
 ROOT = "rootfs"  # an image's files, in its folder
 _MOUNT_POINTS = ("/proc", "/dev", "/sys", CHANNEL_MOUNT)
 _LEFT_BY_BUILDERS = ("hostname", "resolv.conf")  # in /etc: empty files, on which they have mounted theirs
@@ -62,11 +64,18 @@ class ImageStore:
         self.folder = folder or Path(base) / "rollout-orchestrator" / "oci"
 
     def find(self, name: str) -> StoredImage | None:
-        """The image of this name, or in the file or folder of this path; None: it is not in the store."""
+        """The image of this name or id, or in the file or folder of this path; None: it is not in the store."""
         if is_path(name):
             with Archive(Path(name).expanduser()) as archive:
                 return self._read(self._image(archive.digest))
+        if match := _ID.fullmatch(name):
+            return self._read(self._image(match[1]))
         return self._read(self._name(name))
+
+    def use(self, image: StoredImage) -> None:
+        """Notes that the image is used now, for `remove_unused`. Blocks. Raises EnvironmentUnusable."""
+        with self._room():
+            os.utime(image.folder / "image.json")
 
     def put(self, archive: Path, name: str | None = None) -> StoredImage:
         """Unpacks an image unless it is there, and calls it `name`. Raises EnvironmentUnusable."""

@@ -1,0 +1,190 @@
+"""Builds tasks' Dockerfiles with a Docker Engine: its classic builder, which every Engine has.
+
+The Engine ends a build whose client hangs up, and removes its container. So a killed orchestrator leaves none, and
+a build is cancelled by closing its connection. Layers of a build that did not come to its end stay, nameless, as
+they do with `docker build`: the next try uses them, and `orchestrator cleanup` removes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from typing import IO, Any
+
+from docker.errors import APIError
+
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.docker.calls import UNREACHABLE
+from orchestrator.launch.docker.client import (
+    connect,
+    inspect_image,
+    is_lasting,
+    one_line,
+    why_refused,
+    why_unreachable,
+)
+from orchestrator.launch.image.base import pull
+from orchestrator.launch.image.build import lines_of
+from orchestrator.launch.image.site import Site
+from orchestrator.launch.image.task_context import REWRITTEN
+from orchestrator.launch.image.task_images import Network, failed_step, no_base
+from orchestrator.launch.names import LABEL_TASK
+from orchestrator.rules.waits import uninterrupted
+
+_SETTLE_S = 20.0  # for the Engine to end a build whose client hung up
+_SILENCE_S = 86_400  # a step may print nothing: `TaskImages` has the time limit
+_RUNNING = re.compile(r" ---> Running in ([0-9a-f]{12,64})\s*")
+_FAILED = re.compile(r"returned a non-zero code: (\d+)")
+_NO_SPACE = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
+_OUTPUT_LINES = 20
+
+
+class DockerBuilder:
+    """`network`: of the steps of builds. `site`: what they are told of the operator's network."""
+
+    def __init__(self, network: Network, site: Site, *, parallel: int) -> None:
+        self._network = network
+        self._site = site
+        # Builds take minutes each: the threads that all share stay free.
+        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="build")
+
+    async def base(self, image: str) -> str:
+        with _engine_away(), closing(await asyncio.to_thread(connect, _SILENCE_S)) as engine:
+            found = await asyncio.to_thread(inspect_image, engine, image)
+            if found is None:
+                try:
+                    why = await pull(engine, image, lambda line: None)
+                except APIError as error:
+                    why = one_line(str(error.explanation or error))
+                if why or (found := await asyncio.to_thread(inspect_image, engine, image)) is None:
+                    raise no_base(image, why or "it was removed meanwhile")
+            return str(found["Id"])
+
+    def name_in_build(self, image: str) -> str:
+        return image
+
+    async def find(self, tag: str) -> str | None:
+        with _engine_away():
+            return await asyncio.to_thread(_found, tag)
+
+    async def build(self, context: IO[bytes], bases: tuple[str, ...], tag: str, labels: Mapping[str, str]) -> str:
+        connection = _Connection()
+        options = {
+            "fileobj": context,
+            "custom_context": True,
+            "dockerfile": REWRITTEN,
+            "tag": tag,
+            "labels": dict(labels),
+            "buildargs": dict(self._site.proxies),
+            "network_mode": None if self._network == "default" else self._network,
+            "use_config_proxy": False,
+            "rm": True,
+            "forcerm": True,
+        }
+        building = asyncio.get_running_loop().run_in_executor(self._threads, _build, connection, options)
+        building.add_done_callback(
+            lambda future: future.cancelled() or future.exception()
+        )  # asked for, or cancelled
+        try:
+            await asyncio.shield(building)
+        except asyncio.CancelledError:
+            await uninterrupted(asyncio.to_thread(connection.hang_up))
+            await uninterrupted(asyncio.wait([building], timeout=_SETTLE_S))
+            raise
+        if (found := await self.find(tag)) is None:
+            raise EnvironmentUnusable(f"the image {tag} was removed as soon as it was built: try again")
+        return found
+
+
+class _Connection:
+    """The connection of a build, which another thread may close."""
+
+    def __init__(self) -> None:
+        self.hung_up = False
+        self._response: Any = None
+
+    def opened(self, response: Any, *_: object, **__: object) -> None:
+        self._response = response
+        if self.hung_up:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        self.hung_up = True
+        connection = getattr(getattr(self._response, "raw", None), "connection", None)
+        if connection is not None and connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _build(connection: _Connection, options: Mapping[str, Any]) -> None:
+    """Raises BuildError, EnvironmentUnusable. What a build that is hung up raises is nobody's concern."""
+    with _engine_away(), closing(connect(_SILENCE_S)) as engine:
+        engine.hooks["response"].append(connection.opened)
+        step, running, output = "its first line", "", deque[str](maxlen=_OUTPUT_LINES)
+        try:
+            for message in engine.build(**options, decode=True):
+                if "error" in message:
+                    raise _failure(str(message["error"]), step, list(output))
+                if match := _RUNNING.fullmatch(str(message.get("stream", "")).rstrip("\n")):
+                    running = match[1]
+                for line in lines_of(message):
+                    if line.startswith("Step "):
+                        step = line.partition(" : ")[2]
+                        output.clear()
+                    else:
+                        output.append(line)
+        except APIError as error:  # before the first step
+            raise _failure(str(error.explanation or error), step, []) from None
+        finally:
+            if connection.hung_up and running:
+                _remove(running)
+
+
+def _failure(error: str, step: str, output: list[str]) -> Exception:
+    """BuildError, or EnvironmentUnusable where the machine is at fault: then every build would fail."""
+    said = "\n".join((error, *output))
+    if no_space(said):
+        return EnvironmentUnusable(why_refused("no space left on device"))
+    if match := _FAILED.search(error):
+        return failed_step(step, f"exit code {match[1]}", output)
+    if is_lasting(error):
+        return EnvironmentUnusable(why_refused(error))
+    return failed_step(step, one_line(error), [])
+
+
+def no_space(text: str) -> bool:
+    """Whether a full disk made a build fail: then the next one will fail, too."""
+    return _NO_SPACE.search(text) is not None
+
+
+def _remove(container: str) -> None:
+    """What the Engine has not removed itself when it noticed that the client is gone."""
+    with suppress(*UNREACHABLE), closing(connect(int(_SETTLE_S))) as engine:
+        engine.remove_container(container, v=True, force=True)
+
+
+def _found(tag: str) -> str | None:
+    """The id of an image that was built as `tag`, which from now on counts as used now."""
+    with closing(connect(_SILENCE_S)) as engine:
+        image = inspect_image(engine, tag)
+        repository, _, digest = tag.partition(":")
+        if image is None or (image["Config"].get("Labels") or {}).get(LABEL_TASK) != digest:
+            return None
+        engine.tag(image["Id"], repository, digest)  # the Engine keeps when: Metadata.LastTagTime
+        return str(image["Id"])
+
+
+@contextmanager
+def _engine_away() -> Iterator[None]:
+    """An Engine that cannot be reached in this block is an EnvironmentUnusable."""
+    try:
+        yield
+    except UNREACHABLE as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        raise EnvironmentUnusable(why_unreachable(error)) from error

@@ -1,0 +1,213 @@
+"""Images of tasks' Dockerfiles: who waits for them, what a failed one costs, and that each is made once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from orchestrator.engine.draws import AHEAD, Draw, Draws
+from orchestrator.errors import BuildError, EnvironmentUnusable
+from orchestrator.launch.image.task_images import TaskImages
+from orchestrator.launch.uses import Uses, images_in_use
+from orchestrator.types import BadTask, Task
+
+PLAIN = Task("plain", "What is 6 times 7?", "42")
+A, B, C = (replace(PLAIN, task_id=name, dockerfile=f"/{name}") for name in "abc")
+
+# ---------------------------------------------------------------- draws
+
+
+class Building:
+    """Futures of builds, by task."""
+
+    def __init__(self, *broken: str) -> None:
+        self.begun: list[str] = []
+        self.futures: dict[str, Future[Task | BadTask]] = {}
+        self.broken = broken
+
+    def __call__(self, task: Task) -> Future[Task | BadTask]:
+        self.begun.append(task.task_id)
+        return self.futures.setdefault(task.task_id, Future())
+
+    def end(self, *tasks: Task) -> None:
+        for task in tasks:
+            bad = BadTask(task.task_id, "it fails")
+            future = self.futures.setdefault(task.task_id, Future())
+            future.set_result(bad if task.task_id in self.broken else replace(task, image=f"of-{task.task_id}"))
+
+
+def ids(draws: Iterable[Draw]) -> list[tuple[int, str, str | None]]:
+    return [(d.number, d.task.task_id, getattr(d.task, "image", "bad")) for d in draws]
+
+
+def test_only_tasks_with_a_dockerfile_wait_for_an_image() -> None:
+    building = Building()
+    draws = Draws(lambda task: task, building).once([A, PLAIN, B, PLAIN], epoch=None, size=None)
+    assert ids(islice(draws, 2)) == [(1, "plain", None), (3, "plain", None)]
+    assert building.begun == ["a", "b"]
+    building.end(B)
+    assert ids(islice(draws, 1)) == [(2, "b", "of-b")]
+    building.end(A)
+    assert ids(draws) == [(0, "a", "of-a")]
+
+
+def test_no_more_images_are_made_ahead_than_a_few() -> None:
+    building = Building()
+    tasks = [replace(A, task_id=f"t{n}") for n in range(3 * AHEAD)]
+    building.end(tasks[5])
+    draws = Draws(lambda task: task, building).once(tasks, epoch=None, size=None)
+    assert ids(islice(draws, 1)) == [(5, "t5", "of-t5")]
+    building.end(tasks[6])
+    assert ids(islice(draws, 1)) == [(6, "t6", "of-t6")]
+    building.end(tasks[0])
+    assert ids(islice(draws, 1)) == [(0, "t0", "of-t0")]
+    assert len(building.begun) <= AHEAD + 3
+
+
+def test_a_task_without_an_image_counts_as_bad_and_another_takes_its_place() -> None:
+    building = Building("a")
+    building.end(A, B, C)
+    draws = Draws(lambda task: task, building)
+    assert ids(draws.several([A, B, C, PLAIN], 2, epoch=None, rounds=False)) == [
+        (0, "a", "bad"), (1, "b", "of-b"), (2, "c", "of-c"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_bad_builds_come_in_the_first_round_alone_whenever_they_end(late: bool) -> None:
+    building = Building("b")
+    building.end(*(() if late else (A, B)))
+    draws = Draws(lambda task: task, building).several([PLAIN, A, B], 5, epoch=None, rounds=True)
+    drawn = list(islice(draws, 1))
+    building.end(*((B, A) if late else ()))
+    assert sorted(ids([*drawn, *draws])) == [
+        (0, "plain", None), (1, "a", "of-a"), (2, "b", "bad"), (3, "plain", None), (4, "a", "of-a"),
+        (5, "plain", None),
+    ]  # fmt: skip
+
+
+def test_rounds_end_where_no_image_can_be_made() -> None:
+    building = Building("a", "b")
+    building.end(A, B)
+    draws = Draws(lambda task: task, building).several([A, B], 5, epoch=None, rounds=True)
+    assert ids(draws) == [(0, "a", "bad"), (1, "b", "bad")]
+
+
+def test_nothing_is_built_for_what_an_earlier_process_did() -> None:
+    building = Building()
+    building.end(C)
+    draws = Draws(lambda task: task, building).several(
+        [A, B, C], 4, epoch=None, rounds=True, done={0}.__contains__, bad={1}.__contains__
+    )
+    # B was bad: it comes no more. A was made, and is made again in the next round.
+    assert ids(islice(draws, 3)) == [(0, "a", None), (1, "b", "bad"), (2, "c", "of-c")]
+    building.end(A)
+    assert sorted(ids(draws)) == [(3, "a", "of-a"), (4, "c", "of-c")]
+    assert "b" not in building.begun
+
+
+def test_a_draw_whose_build_is_cancelled_comes_as_it_was() -> None:
+    building = Building()
+    draws = Draws(lambda task: task, building).once([A], epoch=None, size=None)
+    building(A).cancel()
+    building(A).set_running_or_notify_cancel()  # as asyncio does when it cancels the coroutine
+    assert ids(draws) == [(0, "a", None)]
+
+
+# ---------------------------------------------------------------- images
+
+
+class FakeBuilder:
+    """Builds nothing, and says what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.built: dict[str, str] = {}
+        self.ids = {"base": "id-1"}
+        self.hangs = False
+
+    async def base(self, image: str) -> str:
+        self.asked.append(f"base {image}")
+        await asyncio.sleep(0)
+        return self.ids.get(image, f"id-of-{image}")
+
+    def name_in_build(self, image: str) -> str:
+        return f"local/{image}"
+
+    async def find(self, tag: str) -> str | None:
+        return self.built.get(tag)
+
+    async def build(self, context: IO[bytes], bases: tuple[str, ...], tag: str, labels: Mapping[str, str]) -> str:
+        self.asked.append(f"build on {' '.join(bases)}")
+        await asyncio.sleep(3600 if self.hangs else 0)
+        self.built[tag] = f"image-{len(self.built)}"
+        return self.built[tag]
+
+
+def dockerfile(folder: Path, text: str = "FROM base\n") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text(text)
+    return folder / "Dockerfile"
+
+
+def images(builder: FakeBuilder, table: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> TaskImages:
+    return TaskImages(builder, table or {}, timeout_s, lambda line: None)
+
+
+async def test_equal_folders_are_built_once(tmp_path: Path) -> None:
+    builder = FakeBuilder()
+    made, paths = images(builder), [dockerfile(tmp_path / name) for name in ("one", "two", "three")]
+    assert set(await asyncio.gather(*map(made.image, paths))) == {"image-0"}
+    assert builder.asked == ["base base", "build on base"]
+    assert await images(builder).image(paths[0]) == "image-0"  # nor in the next run
+
+
+async def test_another_base_or_another_text_is_another_image(tmp_path: Path) -> None:
+    builder, path = FakeBuilder(), dockerfile(tmp_path)
+    before = await images(builder).image(path)
+    builder.ids["base"] = "id-2"
+    after = await images(builder).image(path)
+    mapped = await images(builder, {"base": "mine"}).image(path)
+    assert len({before, after, mapped}) == 3
+    assert builder.asked[-1] == "build on mine"
+
+
+async def test_a_build_that_hangs_ends_at_its_time(tmp_path: Path) -> None:
+    builder = FakeBuilder()
+    builder.hangs = True
+    with pytest.raises(BuildError, match=r"^its Dockerfile was not built within 0.1 s \(env.build_timeout\)$"):
+        await images(builder, timeout_s=0.1).image(dockerfile(tmp_path))
+
+
+async def test_no_room_for_a_context_is_the_machine_s_doing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dockerfile(tmp_path)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Path("/dev/full").open("r+b", buffering=0))  # noqa: SIM115
+    with pytest.raises(EnvironmentUnusable, match=r"No space left on device in .*: make room, or set TMPDIR"):
+        await images(FakeBuilder()).image(path)
+
+
+# ---------------------------------------------------------------- uses
+
+
+def test_images_are_in_use_while_the_run_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, two = Uses(), Uses()
+    assert images_in_use() == set()
+    one.add("sha256:a")
+    one.add("sha256:b")
+    two.add("sha256:b")
+    assert images_in_use() == {"sha256:a", "sha256:b"}
+    one.close()
+    assert images_in_use() == {"sha256:b"}
+    two.close()
+    assert images_in_use() == set()
+    assert list((tmp_path / "rollout-orchestrator" / "uses").iterdir()) == []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import BuildError, EnvironmentUnusable
 from orchestrator.launch.uses import Uses
 from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.types import BadTask, Task
 
@@ -34,7 +35,7 @@ class Builds:
         self._room = asyncio.Semaphore(PARALLEL)
         self._opening = asyncio.Lock()
         self._images: TaskImages | None = None
-        self._uses = Uses()
+        self._uses: Uses | None = None
         self._ids: dict[str, asyncio.Task[str]] = {}  # of images, by the paths of their Dockerfiles
         self._stopped = False
 
@@ -54,7 +55,8 @@ class Builds:
         """Returns when nothing of a build is left."""
         self.stop()
         await asyncio.gather(*self._ids.values(), return_exceptions=True)
-        self._uses.close()
+        if self._uses is not None:
+            self._uses.close()
 
     async def _begun(self, task: Task) -> Task | BadTask:
         path = task.dockerfile
@@ -73,8 +75,9 @@ class Builds:
             for failures in itertools.count():
                 await asyncio.sleep(_BETWEEN_TRIES.pause_s(failures))
                 try:
-                    image = await (await self._opened()).image(path)
-                    await asyncio.to_thread(self._uses.add, image)
+                    images, uses = await self._opened()
+                    image = await images.image(path)
+                    await asyncio.to_thread(uses.add, image)
                     return image
                 except EnvironmentUnusable as error:
                     if failures + 1 == _TRIES:
@@ -82,11 +85,13 @@ class Builds:
                     self._say(f"{path} cannot be built now, it is tried again: {error}")
         raise AssertionError("there is no last failure but the one that is raised")
 
-    async def _opened(self) -> TaskImages:
+    async def _opened(self) -> tuple[TaskImages, Uses]:
         async with self._opening:
+            if self._uses is None:
+                self._uses = await uninterrupted(asyncio.to_thread(Uses))
             if self._images is None:
                 self._images = await _open(self._env, self._say)
-            return self._images
+            return self._images, self._uses
 
 
 async def _open(env: SandboxSettings, say: Callable[[str], None]) -> TaskImages:

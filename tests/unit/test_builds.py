@@ -15,7 +15,7 @@ import pytest
 from orchestrator.engine.draws import AHEAD, Draw, Draws
 from orchestrator.errors import BuildError, EnvironmentUnusable
 from orchestrator.launch.image.task_images import TaskImages
-from orchestrator.launch.uses import Uses, images_in_use
+from orchestrator.launch.uses import BuiltImage, Uses, images_in_use, unwanted
 from orchestrator.types import BadTask, Task
 
 PLAIN = Task("plain", "What is 6 times 7?", "42")
@@ -200,6 +200,7 @@ async def test_no_room_for_a_context_is_the_machine_s_doing(
 
 def test_images_are_in_use_while_the_run_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert images_in_use() is None
     one, two = Uses(), Uses()
     assert images_in_use() == set()
     one.add("sha256:a")
@@ -209,5 +210,26 @@ def test_images_are_in_use_while_the_run_lives(tmp_path: Path, monkeypatch: pyte
     one.close()
     assert images_in_use() == {"sha256:b"}
     two.close()
-    assert images_in_use() == set()
+    assert images_in_use() is None
     assert list((tmp_path / "rollout-orchestrator" / "uses").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("used_before", "keep_bytes", "in_use", "gone"),
+    [
+        (0.0, None, "", ""),
+        (25.0, None, "", "ab"),
+        (25.0, None, "a", "b"),
+        (0.0, 30, "", ""),
+        (0.0, 20, "", "a"),
+        (0.0, 19, "", "ab"),
+        (0.0, 0, "b", "ac"),
+        (25.0, 0, "", "abc"),
+    ],
+)
+def test_the_longest_unused_images_go_by_age_and_by_size(
+    used_before: float, keep_bytes: int | None, in_use: str, gone: str
+) -> None:
+    images = [BuiltImage(name, name, at, 10) for name, at in (("c", 30.0), ("a", 10.0), ("b", 20.0))]
+    out = unwanted(images, used_before=used_before, keep_bytes=keep_bytes, in_use=set(in_use))
+    assert "".join(image.tag for image in out) == gone

@@ -15,21 +15,22 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.hardening import MIN_MEMORY_BYTES, writable_places
-from orchestrator.launch.names import CHANNEL_MOUNT, is_path
+from orchestrator.launch.names import CHANNEL_MOUNT, TASK_REPOSITORY, is_path
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.buildah import remove_build
 from orchestrator.launch.oci.bundle import Root
 from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
 from orchestrator.launch.uids import UidPair
+from orchestrator.launch.uses import BuiltImage
 
 _ID = re.compile("sha256:([0-9a-f]{64})")
 ROOT = "rootfs"  # an image's files, in its folder
@@ -135,6 +136,27 @@ class ImageStore:
             in_use = {place.resolve() for place in self._entries("names")}
             leftovers = [folder for folder in self._entries("images") if folder.resolve() not in in_use]
             return sum(self._try_removal(folder) for folder in (*leftovers, *self._entries("drafts")))
+
+    def built(self) -> list[BuiltImage]:
+        """The images of tasks' Dockerfiles."""
+        named = ((unquote(place.name), place) for place in self._entries("names"))
+        return [
+            BuiltImage(tag, f"sha256:{image.digest}", (place / "image.json").stat().st_mtime, image.size_bytes)
+            for tag, place in named
+            if tag.startswith(f"{TASK_REPOSITORY}:") and (image := self._read(place)) is not None
+        ]
+
+    def remove(self, images: Sequence[BuiltImage]) -> int:
+        """Removes those that nobody uses. Returns how many."""
+        if not images:
+            return 0
+        count = 0
+        with self._alone():
+            for image in images:
+                if self._try_removal(self._image(image.image_id.removeprefix("sha256:"))):
+                    self._name(image.tag).unlink()
+                    count += 1
+        return count
 
     # ------------------------------------------------------------ places
 

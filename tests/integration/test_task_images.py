@@ -123,6 +123,35 @@ async def test_stages_bases_and_proxies_are_those_of_the_operator(
     assert not engine.images(tag)
 
 
+async def test_authorities_are_there_for_steps_and_not_in_the_image(
+    engine: docker.APIClient, base: str, word: str, tmp_path: Path
+) -> None:
+    certificates = tmp_path / "site.pem"
+    certificates.write_text(f"{word} {PLANTED}")
+    site = Site({}, certificates, ("SSL_CERT_FILE", "PIP_CERT"))
+    text = f"FROM here AS one\nRUN grep -h {word} $SSL_CERT_FILE $PIP_CERT > /seen\nFROM one\nCOPY . /context/\n"
+    builder = DockerBuilder("default", site, parallel=1)
+    image = await TaskImages(builder, {"here": base}, 600, print).image(dockerfile(tmp_path / "task", text))
+    told = json.dumps([engine.inspect_image(image), engine.history(image)])
+    assert ".orchestrator-ca" not in told
+    assert "SSL_CERT_FILE=" not in told
+    look = (
+        "import glob; print(open('/seen').read().count('planted'), glob.glob('/.orch*'), glob.glob('/context/*'))"
+    )
+    container = engine.create_container(image, entrypoint=["python3", "-c"], command=[look])["Id"]
+    try:
+        engine.start(container)
+        engine.wait(container)
+        assert engine.logs(container) == b"2 [] ['/context/Dockerfile']\n"
+        pieces = b"".join(engine.get_image(image))
+        assert b"site.pem" not in pieces
+        # Two lines of what the step saw are all that there is of the file.
+        assert pieces.count(PLANTED.encode()) == 2
+    finally:
+        engine.remove_container(container)
+        engine.remove_image(builder.first.split("--from=")[1].split()[0])
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -127,6 +127,8 @@ def test_a_draw_whose_build_is_cancelled_comes_as_it_was() -> None:
 class FakeBuilder:
     """Builds nothing, and says what it was asked for."""
 
+    first = "LABEL a=b"
+
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.built: dict[str, str] = {}

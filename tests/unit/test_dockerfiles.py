@@ -66,7 +66,7 @@ def test_images_are_replaced_where_they_are_named_and_nowhere_else() -> None:
     )
     assert Dockerfile.parse(text).on({"py:1": "mine"}, "LABEL a=b") == (
         "ARG V=1\nFROM --platform=linux/amd64 mine AS py\nLABEL a=b\nRUN echo py:1 \\\n  py:1\n"
-        "FROM py\nLABEL a=b\nCOPY --chown=1 --from=mine py:1 /x\nCOPY --from=py /a /b\n"
+        "FROM py\nCOPY --chown=1 --from=mine py:1 /x\nCOPY --from=py /a /b\n"
     )
 
 

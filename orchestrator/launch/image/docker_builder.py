@@ -8,8 +8,12 @@ they do with `docker build`: the next try uses them, and `orchestrator cleanup` 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import io
 import re
 import socket
+import tarfile
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,10 +34,11 @@ from orchestrator.launch.docker.client import (
 )
 from orchestrator.launch.image.base import pull
 from orchestrator.launch.image.build import lines_of
-from orchestrator.launch.image.site import Site
+from orchestrator.launch.image.site import CA_PLACE, Site
 from orchestrator.launch.image.task_context import REWRITTEN
-from orchestrator.launch.image.task_images import Network, failed_step, no_base
-from orchestrator.launch.names import LABEL_TASK
+from orchestrator.launch.image.task_images import OURS, Network, failed_step, no_base
+from orchestrator.launch.image.without_ca import without_ca
+from orchestrator.launch.names import LABEL_PROJECT, LABEL_TASK, PROJECT, TASK_REPOSITORY
 from orchestrator.rules.waits import uninterrupted
 
 _SETTLE_S = 20.0  # for the Engine to end a build whose client hung up
@@ -42,6 +47,7 @@ _RUNNING = re.compile(r" ---> Running in ([0-9a-f]{12,64})\s*")
 _FAILED = re.compile(r"returned a non-zero code: (\d+)")
 _NO_SPACE = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
 _OUTPUT_LINES = 20
+_CHUNK_BYTES = 1 << 20
 
 
 class DockerBuilder:
@@ -52,6 +58,15 @@ class DockerBuilder:
         self._site = site
         # Builds take minutes each: the threads that all share stay free.
         self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="build")
+        self._ca = site.certificates() if site.ca is not None and network != "none" else None
+
+    @property
+    def first(self) -> str:
+        if self._ca is None:
+            return OURS
+        # From an image of its own: what lies in the context, a `COPY .` would take along.
+        variables = " ".join(f"{name}={CA_PLACE}" for name in self._site.ca_variables)
+        return f"{OURS}\nCOPY --from={TASK_REPOSITORY}:{_ca_tag(self._ca)} {CA_PLACE} {CA_PLACE}\nENV {variables}"
 
     async def base(self, image: str) -> str:
         with _engine_away(), closing(await asyncio.to_thread(connect, _SILENCE_S)) as engine:
@@ -73,12 +88,14 @@ class DockerBuilder:
             return await asyncio.to_thread(_found, tag)
 
     async def build(self, context: IO[bytes], bases: tuple[str, ...], tag: str, labels: Mapping[str, str]) -> str:
+        if self._ca is not None:
+            await uninterrupted(asyncio.to_thread(_import_ca, self._ca))
         connection = _Connection()
         options = {
             "fileobj": context,
             "custom_context": True,
             "dockerfile": REWRITTEN,
-            "tag": tag,
+            "tag": tag if self._ca is None else None,
             "labels": dict(labels),
             "buildargs": dict(self._site.proxies),
             "network_mode": None if self._network == "default" else self._network,
@@ -91,11 +108,13 @@ class DockerBuilder:
             lambda future: future.cancelled() or future.exception()
         )  # asked for, or cancelled
         try:
-            await asyncio.shield(building)
+            image = await asyncio.shield(building)
         except asyncio.CancelledError:
             await uninterrupted(asyncio.to_thread(connection.hang_up))
             await uninterrupted(asyncio.wait([building], timeout=_SETTLE_S))
             raise
+        if self._ca is not None:
+            await uninterrupted(asyncio.to_thread(_without_ca, image, tag))
         if (found := await self.find(tag)) is None:
             raise EnvironmentUnusable(f"the image {tag} was removed as soon as it was built: try again")
         return found
@@ -121,17 +140,19 @@ class _Connection:
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
 
-def _build(connection: _Connection, options: Mapping[str, Any]) -> None:
-    """Raises BuildError, EnvironmentUnusable. What a build that is hung up raises is nobody's concern."""
+def _build(connection: _Connection, options: Mapping[str, Any]) -> str:
+    """The image's id. Raises BuildError, EnvironmentUnusable. What a build that is hung up raises is nobody's
+    concern."""
     with _engine_away(), closing(connect(_SILENCE_S)) as engine:
         engine.hooks["response"].append(connection.opened)
-        step, running, output = "its first line", "", deque[str](maxlen=_OUTPUT_LINES)
+        step, running, image, output = "its first line", "", "", deque[str](maxlen=_OUTPUT_LINES)
         try:
             for message in engine.build(**options, decode=True):
                 if "error" in message:
                     raise _failure(str(message["error"]), step, list(output))
                 if match := _RUNNING.fullmatch(str(message.get("stream", "")).rstrip("\n")):
                     running = match[1]
+                image = str((message.get("aux") or {}).get("ID") or image)
                 for line in lines_of(message):
                     if line.startswith("Step "):
                         step = line.partition(" : ")[2]
@@ -143,6 +164,7 @@ def _build(connection: _Connection, options: Mapping[str, Any]) -> None:
         finally:
             if connection.hung_up and running:
                 _remove(running)
+        return image
 
 
 def _failure(error: str, step: str, output: list[str]) -> Exception:
@@ -160,6 +182,46 @@ def _failure(error: str, step: str, output: list[str]) -> Exception:
 def no_space(text: str) -> bool:
     """Whether a full disk made a build fail: then the next one will fail, too."""
     return _NO_SPACE.search(text) is not None
+
+
+def _ca_tag(certificates: bytes) -> str:
+    return f"ca-{hashlib.sha256(certificates).hexdigest()[:29]}"
+
+
+def _import_ca(certificates: bytes) -> None:
+    """Makes the image that holds the file of authorities alone, unless it is there."""
+    tag, root = _ca_tag(certificates), io.BytesIO()
+    with _engine_away(), closing(connect(_SILENCE_S)) as engine:
+        if inspect_image(engine, f"{TASK_REPOSITORY}:{tag}") is not None:
+            return
+        with tarfile.open(fileobj=root, mode="w") as tar:
+            entry = tarfile.TarInfo(CA_PLACE.removeprefix("/"))
+            entry.size, entry.mode = len(certificates), 0o644
+            tar.addfile(entry, io.BytesIO(certificates))
+        labels = f"LABEL {LABEL_PROJECT}={PROJECT} {LABEL_TASK}={tag}"
+        engine.import_image_from_data(root.getvalue(), repository=TASK_REPOSITORY, tag=tag, changes=[labels])
+
+
+def _without_ca(image: str, tag: str) -> None:
+    """Gives the image its name without our file of authorities, and removes the one with it. Raises OSError,
+    EnvironmentUnusable."""
+    with (
+        _engine_away(),
+        closing(connect(_SILENCE_S)) as engine,
+        tempfile.TemporaryFile(prefix="orchestrator-image-") as saved,
+        tempfile.TemporaryFile(prefix="orchestrator-image-") as cleaned,
+    ):
+        saved.writelines(engine.get_image(image, chunk_size=_CHUNK_BYTES))
+        saved.seek(0)
+        try:
+            without_ca(saved, cleaned, tag)
+        except (ValueError, LookupError, tarfile.TarError) as error:
+            raise EnvironmentUnusable(f"Docker saves images in an unknown form: {one_line(str(error))}") from error
+        for message in engine.load_image(cleaned):  # type: ignore[no-untyped-call]
+            if "error" in message:
+                raise EnvironmentUnusable(why_refused(str(message["error"])))
+        with suppress(APIError):  # other builds go on with its layers
+            engine.remove_image(image)
 
 
 def _remove(container: str) -> None:

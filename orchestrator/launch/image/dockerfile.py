@@ -25,18 +25,18 @@ _NO_IMAGE = "scratch"
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
     """`lines`: as they stand, an instruction each, comments too. `uses`: (its line, the image's name) of every
-    image that is not made by a stage of its own."""
+    image that is not made by a stage of its own. `roots`: the lines of FROM that do not go on with a stage."""
 
     lines: tuple[str, ...]
     uses: tuple[tuple[int, str], ...]
-    stages: tuple[int, ...]  # the lines of FROM
+    roots: tuple[int, ...]
 
     @classmethod
     def parse(cls, text: str) -> Dockerfile:
         """Raises BuildError."""
         arguments: dict[str, str] = {}
         lines, uses = list[str](), list[tuple[int, str]]()
-        stages, names = list[int](), set[str]()
+        roots, names, stages = list[int](), set[str](), 0
         for number, (word, rest, line) in enumerate(_instructions(text)):
             if word == "ARG" and not stages:
                 arguments |= {
@@ -52,30 +52,31 @@ class Dockerfile:
                 # Platforms by variable are BuildKit's; all that is built here is for this machine.
                 options = "".join(f"{option} " for option in options.split() if "$" not in option)
                 line = f"FROM {options}{image}{f' AS {name}' if name else ''}"
-                if image != _NO_IMAGE and image.lower() not in names:
-                    uses.append((number, image))
-                stages.append(number)
-                names |= {str(len(stages) - 1), (name or "").lower()}
+                if image.lower() not in names:
+                    roots.append(number)
+                    uses += [(number, image)] if image != _NO_IMAGE else []
+                names |= {str(stages), (name or "").lower()}
+                stages += 1
             elif word == "COPY" and (match := _COPY_FROM.search(rest)) and match[0].lower() not in names:
                 uses.append((number, match[0]))
             lines.append(line)
         if not stages:
             raise BuildError("its Dockerfile has no FROM")
-        return cls(tuple(lines), tuple(uses), tuple(stages))
+        return cls(tuple(lines), tuple(uses), tuple(roots))
 
     @property
     def images(self) -> tuple[str, ...]:
         """The names of the images that must be there, each once."""
         return tuple(dict.fromkeys(image for _, image in self.uses))
 
-    def on(self, images: Mapping[str, str], label: str) -> str:
-        """The same with these images in the places of its own, and with the instruction `label` in every stage."""
+    def on(self, images: Mapping[str, str], first: str) -> str:
+        """The same with these images in the places of its own, and with the instructions `first` behind each."""
         lines = list(self.lines)
         for number, image in self.uses:
             found = re.compile(rf"(?<![^\s=]){re.escape(image)}(?!\S)")
             lines[number] = found.sub(lambda _, name=images[image]: name, lines[number], count=1)  # type: ignore[misc]
-        for number in self.stages:
-            lines[number] += f"\n{label}"
+        for number in self.roots:
+            lines[number] += f"\n{first}"
         return "\n".join((*lines, ""))
 
 

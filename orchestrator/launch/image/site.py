@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.errors import EnvironmentUnusable
+
 # What Docker hands to the steps of a build and keeps out of the image and its history.
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY")
 # Where programs look for a file of authorities: OpenSSL and Python, requests, curl, pip, git, Node, cargo, AWS.
@@ -21,6 +23,7 @@ _CA_FILES = (
     "AWS_CA_BUNDLE",
 )
 CA_PLACE = "/.orchestrator-ca.pem"  # of the file, while a build runs
+_CA_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +41,15 @@ class Site:
         proxies = {name: environment[name] for name in names if environment.get(name)}
         variables = tuple(name for name in _CA_FILES if environment.get(name))
         return cls(proxies, Path(environment[variables[0]]) if variables else None, variables)
+
+    def certificates(self) -> bytes:
+        """What the file of authorities holds. Blocks. Raises EnvironmentUnusable."""
+        assert self.ca is not None
+        try:
+            with self.ca.open("rb") as file:
+                return file.read(_CA_BYTES)
+        except OSError as error:
+            name = self.ca_variables[0]
+            raise EnvironmentUnusable(
+                f"{name}: no certificates can be read from {self.ca}: {error.strerror}"
+            ) from None

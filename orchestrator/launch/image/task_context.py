@@ -35,7 +35,7 @@ _CURE = f"leave it out by a line in {IGNORE_FILE}"
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """`digest`: SHA-256 of all that a build can read."""
+    """`digest`: SHA-256 of the Dockerfile and all that its build can read."""
 
     dockerfile: Dockerfile
     digest: str
@@ -54,26 +54,26 @@ class TaskContext:
             raise BuildError(f"its {IGNORE_FILE} has more than {_MAX_PATTERNS} lines")
         # As Docker's client does: neither the rewritten file nor a file to ignore it by is part of the context.
         ours = {
-            IGNORE_FILE: f"{IGNORE_FILE if ignored is None else ignored}\n{REWRITTEN}\n",
-            REWRITTEN: rewritten(dockerfile),
+            IGNORE_FILE: _bytes(f"{IGNORE_FILE if ignored is None else ignored}\n{REWRITTEN}\n"),
+            REWRITTEN: _bytes(rewritten(dockerfile)),
         }
         with tarfile.open(fileobj=out, mode="w") as tar:
-            packed = _Packed(tar)
+            packed = _Packed(tar, _bytes(f"{text}\0{ignored}\0"))
             for name, place in _entries(folder, PatternMatcher(patterns)):
                 if name not in ours:
                     packed.add(name, place)
-            for name, text in ours.items():
-                content = text.encode("utf-8", "surrogateescape")
+            digest = packed.digest.hexdigest()
+            for name, content in ours.items():
                 packed.put(name, stat.S_IFREG, len(content), io.BytesIO(content))
         out.seek(0)
-        return cls(dockerfile, packed.digest.hexdigest())
+        return cls(dockerfile, digest)
 
 
 class _Packed:
     """Entries of the tar, counted and digested."""
 
-    def __init__(self, tar: tarfile.TarFile) -> None:
-        self.digest = hashlib.sha256()
+    def __init__(self, tar: tarfile.TarFile, first: bytes) -> None:
+        self.digest = hashlib.sha256(first)
         self._tar = tar
         self._bytes = self._entries = 0
 
@@ -113,7 +113,7 @@ class _Packed:
         entry.mode = 0o755 if mode & stat.S_IXUSR or entry.isdir() else 0o644
         entry.size, entry.mtime, entry.linkname = size, _TIME, target
         head = (name, entry.type.decode(), f"{entry.mode:o}", str(size), target, "")
-        self.digest.update("\0".join(head).encode("utf-8", "surrogateescape"))
+        self.digest.update(_bytes("\0".join(head)))
         self._tar.addfile(entry, None if content is None else cast("IO[bytes]", _Digested(content, self.digest)))
 
 
@@ -162,6 +162,10 @@ def _text(folder: Path, name: str) -> str | None:
     if len(content) > _MAX_TEXT_BYTES:
         raise BuildError(f"its {name} has more than {_MAX_TEXT_BYTES >> 20} MiB")
     return content.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Images of tasks' Dockerfiles: each made once for a run, and not at all where an earlier run has made it.
 
-An image's tag is the digest of all that it is made of: the build context, the Dockerfile as it is carried out, and
-the ids of the images it begins with. A `Builder` does what Docker and buildah do differently.
+An image's tag is the digest of all that it is made of: the Dockerfile, its folder, and the ids of the images it
+begins with. A `Builder` does what Docker and buildah do differently.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _REASON_CHARS, _LAST_LINES = 600, 5
 class Builder(Protocol):
     """Makes images where sandboxes find them. Its coroutines raise BuildError for what is the Dockerfile's doing,
     EnvironmentUnusable for what is not; cancelled, they leave nothing but what `orchestrator cleanup` removes."""
+
+    @property
+    def first(self) -> str:
+        """The instructions that stages begin with, behind FROM."""
 
     async def base(self, image: str) -> str:
         """The id of an image to begin with, which is fetched if need be."""
@@ -94,7 +98,7 @@ class TaskImages:
 
     def _rewritten(self, dockerfile: Dockerfile) -> str:
         named = {image: self._builder.name_in_build(self._base(image)) for image in dockerfile.images}
-        return dockerfile.on(named, OURS)
+        return dockerfile.on(named, self._builder.first)
 
 
 def no_base(image: str, why: str) -> BuildError:

@@ -18,7 +18,7 @@ from orchestrator.launch.docker.client import connect
 from orchestrator.launch.image.docker_builder import DockerBuilder, no_space
 from orchestrator.launch.image.site import CA_PLACE, Site
 from orchestrator.launch.image.task_context import REWRITTEN
-from orchestrator.launch.image.task_images import Builder, Network, failed_step, no_base
+from orchestrator.launch.image.task_images import OURS, Builder, Network, failed_step, no_base
 from orchestrator.launch.names import LABEL_TASK, is_gvisor
 from orchestrator.launch.oci.build import demand_programs, save_to_store
 from orchestrator.launch.oci.buildah import FAILED_STEP, STEP, Buildah, why_failed
@@ -53,6 +53,10 @@ class StoringBuilder:
         self._store = store
         self.base, self.name_in_build = builder.base, builder.name_in_build
 
+    @property
+    def first(self) -> str:
+        return self._builder.first
+
     async def find(self, tag: str) -> str | None:
         return await _found(self._store, tag) or await self._saved(tag, await self._builder.find(tag))
 
@@ -69,6 +73,8 @@ class StoringBuilder:
 
 class BuildahBuilder:
     """`runtime`: the path of what runs the steps."""
+
+    first = OURS
 
     def __init__(self, store: ImageStore, runtime: str, network: Network, site: Site) -> None:
         self._store = store

@@ -62,6 +62,8 @@ class Builds:
         path = task.dockerfile
         if self._stopped or path is None:
             return task
+        if reason := self._refusal:
+            return BadTask(task.task_id, reason)
         if path not in self._ids:
             self._ids[path] = asyncio.create_task(self._image(Path(path)), name=f"image of {path}")
         try:
@@ -69,6 +71,15 @@ class Builds:
         except BuildError as error:
             return BadTask(task.task_id, str(error))
         return replace(task, image=image)
+
+    @property
+    def _refusal(self) -> str:
+        """Why no Dockerfile is built in this run; empty: they are."""
+        if self._env.launcher == "process":
+            return "its Dockerfile makes a sandbox of its own, which the launcher process has not"
+        if not self._env.dockerfiles:
+            return "its Dockerfile is not built: give --env.dockerfiles if you trust where the tasks come from"
+        return ""
 
     async def _image(self, path: Path) -> str:
         async with self._room:
@@ -102,8 +113,8 @@ async def _open(env: SandboxSettings, say: Callable[[str], None]) -> TaskImages:
     from orchestrator.launch.oci.task_builder import open_builder
 
     builder: Builder
-    if env.launcher == "oci":
-        builder = await open_builder(env.build_network, Site.of(), env.oci_runtime, parallel=PARALLEL)
-    else:
+    if env.launcher == "docker":
         builder = DockerBuilder(env.build_network, Site.of(), parallel=PARALLEL)
+    else:
+        builder = await open_builder(env.build_network, Site.of(), env.oci_runtime, parallel=PARALLEL)
     return TaskImages(builder, env.base_images or {}, env.build_timeout, say)

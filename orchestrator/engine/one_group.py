@@ -81,11 +81,8 @@ class GroupMaker:
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
         """The task, or a BadTask: its files are too large for a sandbox, or the launcher takes no such image."""
         launcher = self.config.env.launcher
-        if not isinstance(task, Task):
+        if not isinstance(task, Task) or launcher == "process":
             return task
-        if launcher == "process":
-            own = "its Dockerfile makes a sandbox of its own, which the launcher process has not"
-            return BadTask(task.task_id, own) if task.dockerfile else task
         reason = too_large(task.attachments, self.config.env.sandbox_memory) if task.attachments else None
         if task.image is not None and is_path(task.image) and launcher != "oci":
             reason = "its image is a file, which only the launcher oci takes (--env.launcher oci)"

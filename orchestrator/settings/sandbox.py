@@ -92,6 +92,13 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         from_run=("replay",),
         to=(SandboxSpec, "pids"),
     )
+    dockerfiles: bool = row(
+        True,
+        Flag(),
+        "build tasks' Dockerfiles; false: tasks with one are bad tasks, as where somebody else's run chose the "
+        "data set",
+        commands=(*RUNS, "replay"),
+    )
     base_images: Mapping[str, str] | None = row(
         None,
         Pairs(Text("the name of an image", "IMAGE", _IMAGE_NAME.fullmatch)),

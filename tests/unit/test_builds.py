@@ -8,14 +8,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
+from orchestrator.engine.builds import Builds
 from orchestrator.engine.draws import AHEAD, Draw, Draws
 from orchestrator.errors import BuildError, EnvironmentUnusable
 from orchestrator.launch.image.task_images import TaskImages
 from orchestrator.launch.uses import BuiltImage, Uses, images_in_use, unwanted
+from orchestrator.settings.sources import load_config
 from orchestrator.types import BadTask, Task
 
 PLAIN = Task("plain", "What is 6 times 7?", "42")
@@ -195,6 +197,19 @@ async def test_no_room_for_a_context_is_the_machine_s_doing(
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Path("/dev/full").open("r+b", buffering=0))  # noqa: SIM115
     with pytest.raises(EnvironmentUnusable, match=r"No space left on device in .*: make room, or set TMPDIR"):
         await images(FakeBuilder()).image(path)
+
+
+@pytest.mark.parametrize(
+    ("env", "why"), [({"launcher": "process"}, "launcher process"), ({"dockerfiles": False}, "trust")]
+)
+async def test_where_nothing_is_built_the_task_says_why(env: dict[str, Any], why: str, tmp_path: Path) -> None:
+    builds = Builds(load_config(env=env, environ={}).env, print)
+    bad = await asyncio.wrap_future(builds.begin(replace(A, dockerfile=str(dockerfile(tmp_path)))))
+    assert isinstance(bad, BadTask)
+    assert why in bad.reason
+    assert await asyncio.wrap_future(builds.begin(PLAIN)) is PLAIN
+    await builds.aclose()
+    assert await asyncio.wrap_future(builds.begin(A)) is A
 
 
 # ---------------------------------------------------------------- uses

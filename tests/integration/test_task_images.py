@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import time
 import uuid
@@ -21,6 +22,10 @@ from orchestrator.launch.image.docker_builder import DockerBuilder
 from orchestrator.launch.image.site import Site
 from orchestrator.launch.image.task_images import TaskImages
 from orchestrator.launch.names import LABEL_TASK, TASK_REPOSITORY
+from orchestrator.launch.oci.build import ensure_stored
+from orchestrator.launch.oci.buildah import missing_packages
+from orchestrator.launch.oci.store import ImageStore
+from orchestrator.launch.oci.task_builder import open_builder
 from orchestrator.launch.reaper import remove_built
 from orchestrator.launch.uses import Uses
 from tests.e2e.endpoint import answers, says, scripted_endpoint
@@ -243,3 +248,89 @@ async def test_a_run_that_is_stopped_leaves_no_build(
             assert ended.code == (128 + number if number is signal.SIGTERM else -number)
         await until(lambda: not containers(engine, word))
         assert not [line for line in lines(home / "run" / "rollouts.jsonl") if line["outcome"] == "bad_task"]
+
+
+# ---------------------------------------------------------------- without an Engine
+
+
+@pytest.fixture
+def store(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageStore:
+    """A store of its own, with the sandbox image."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asyncio.run(ensure_stored(base, store=ImageStore(), runtime="runc", progress=print))
+    return ImageStore()
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0 or bool(missing_packages()), reason="needs root and buildah")
+
+
+@pytest.mark.long
+@needs_root
+async def test_buildah_makes_the_same_of_a_dockerfile(
+    store: ImageStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    certificates = tmp_path / "site.pem"
+    certificates.write_text(PLANTED)
+    monkeypatch.setenv("HTTP_PROXY", SITE.proxies["HTTP_PROXY"])
+    builder = await open_builder("default", Site({}, certificates, ("PIP_CERT",)), "runc", parallel=2)
+    made = TaskImages(builder, {"python:3.12-slim": base}, 600, print)
+    text = MULTI_STAGE % ("a" * 64, "it") + "RUN grep -c planted $PIP_CERT >> /copied\n"
+    image = await made.image(dockerfile(tmp_path / "task", text))
+    stored = store.find(image)
+    assert stored is not None
+    root = stored.folder / "rootfs"
+    assert (root / "copied").read_text() == "it\n1\n"
+    assert stored.config["Entrypoint"] == store.find(base).config["Entrypoint"]  # type: ignore[union-attr]
+    assert set(stored.config["Env"]) == set(store.find(base).config["Env"])  # type: ignore[union-attr]
+    assert not list(root.rglob("*orchestrator-ca*"))
+    with pytest.raises(BuildError) as failure:
+        await made.image(dockerfile(tmp_path / "bad", "FROM python:3.12-slim\nRUN echo one && exit 3\n"))
+    assert str(failure.value) == "its Dockerfile fails at `RUN echo one && exit 3` (exit code 3): one"
+    with pytest.raises(
+        BuildError, match=r"begins with 127.0.0.1:9/away:1, which is not here and cannot be pulled"
+    ):
+        await made.image(dockerfile(tmp_path / "away", "FROM 127.0.0.1:9/away:1\n"))
+    hanging = asyncio.create_task(
+        TaskImages(builder, {}, 60, print).image(
+            dockerfile(tmp_path / "hangs", f"FROM {base}\nRUN sleep 1234567\n")
+        )
+    )
+    with pytest.raises(BuildError, match=r"its Dockerfile was not built within 60 s"):
+        await hanging
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if b"1234567" in _command(pid)]
+    assert list((store.folder / "drafts").iterdir()) == []
+    # By age, and not while a sandbox may be made of it.
+    (built,) = store.built()
+    assert (built.image_id, built.used_at > time.time() - 600) == (image, True)
+    with store.using(stored):
+        assert store.remove([built]) == 0
+    assert store.remove([built]) == 1
+    assert store.find(image) is None
+    assert store.built() == []
+
+
+def _command(process: Path) -> bytes:
+    with suppress(OSError):
+        return (process / "cmdline").read_bytes()
+    return b""
+
+
+@pytest.mark.long
+@needs_root
+async def test_the_launcher_oci_takes_what_docker_has_built(base: str, word: str) -> None:
+    with (
+        place() as home,
+        scripted_endpoint({"": [[says("look", f"import os\n{LOOK}")]]}, "--dialect", "vllm") as endpoint,
+    ):
+        store = ImageStore(home / ".cache" / "rollout-orchestrator" / "oci")
+        await ensure_stored(base, store=store, runtime="runc", progress=print)
+        tasks(home, one=f"FROM {base}\nRUN : {word} && echo it > /made\n")
+        ended = await run(*flags(home, endpoint.base_url, launcher="oci"), directory=home)
+        assert ended.code == 0, ended
+        assert [line["score"] for line in lines(home / "run" / "rollouts.jsonl")] == [1.0] * 4
+        replayed = await run(str(home / "run"), "--env.launcher=oci", directory=home, command="replay")
+        assert replayed.code == 0, replayed
+        cleaned = await run("--env.launcher=oci", "--images", "--older-than=0", directory=home, command="cleanup")
+        assert cleaned.code == 0, cleaned
+        assert store.built() == []

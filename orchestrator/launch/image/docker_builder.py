@@ -65,8 +65,8 @@ class DockerBuilder:
         if self._ca is None:
             return OURS
         # From an image of its own: what lies in the context, a `COPY .` would take along.
-        variables = " ".join(f"{name}={CA_PLACE}" for name in self._site.ca_variables)
-        return f"{OURS}\nCOPY --from={TASK_REPOSITORY}:{_ca_tag(self._ca)} {CA_PLACE} {CA_PLACE}\nENV {variables}"
+        copy = f"COPY --from={TASK_REPOSITORY}:{_ca_tag(self._ca)} {CA_PLACE} {CA_PLACE}"
+        return f"{OURS}\n{copy}\n{self._site.instruction}"
 
     async def base(self, image: str) -> str:
         with _engine_away(), closing(await asyncio.to_thread(connect, _SILENCE_S)) as engine:

@@ -42,6 +42,11 @@ class Site:
         variables = tuple(name for name in _CA_FILES if environment.get(name))
         return cls(proxies, Path(environment[variables[0]]) if variables else None, variables)
 
+    @property
+    def instruction(self) -> str:
+        """What in a Dockerfile sets the variables; `without_ca` takes them away again."""
+        return f"ENV {' '.join(f'{name}={CA_PLACE}' for name in self.ca_variables)}"
+
     def certificates(self) -> bytes:
         """What the file of authorities holds. Blocks. Raises EnvironmentUnusable."""
         assert self.ca is not None

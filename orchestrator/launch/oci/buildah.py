@@ -39,8 +39,7 @@ _REASON_CHARS = 300
 
 
 class Buildah:
-    """One build. `folder`: an empty one, for all that there is of it. `runtime`: the OCI runtime's path.
-    `environment`: buildah's own, besides this process'."""
+    """One build. `folder`: an empty one, for all that there is of it. `runtime`: the OCI runtime's path."""
 
     def __init__(
         self,
@@ -49,7 +48,6 @@ class Buildah:
         progress: Callable[[str], None],
         *,
         timeout_s: float = TIMEOUT_S,
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = folder
         self._progress = progress
@@ -64,7 +62,6 @@ class Buildah:
             "XDG_RUNTIME_DIR": "",
             "BUILDAH_ISOLATION": "rootless" if self._rootless else "oci",
             "BUILDAH_RUNTIME": runtime,
-            **(environment or {}),
         }
         # The operator's logins to registries, as `docker login` keeps them.
         logins = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"

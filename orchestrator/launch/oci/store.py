@@ -24,6 +24,7 @@ from urllib.parse import quote, unquote
 
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.hardening import MIN_MEMORY_BYTES, writable_places
+from orchestrator.launch.image.site import CA_PLACE
 from orchestrator.launch.names import CHANNEL_MOUNT, TASK_REPOSITORY, is_path
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.buildah import remove_build
@@ -266,6 +267,8 @@ def _complete(root: Path) -> None:
     }
     with Tree(root) as tree:
         tree.change(OPEN)  # every user of a sandbox passes here
+        if tree.kind(CA_PLACE[1:]) == (stat.S_IFREG, 0):  # left by buildah, as those in /etc
+            tree.remove(CA_PLACE[1:])
         for target, mode in points.items():
             with _demanding(target):
                 tree.enter(target.strip("/").split("/"), links=False)

@@ -19,6 +19,7 @@ from orchestrator.launch.image.docker_builder import DockerBuilder, no_space
 from orchestrator.launch.image.site import CA_PLACE, Site
 from orchestrator.launch.image.task_context import REWRITTEN
 from orchestrator.launch.image.task_images import OURS, Builder, Network, failed_step, no_base
+from orchestrator.launch.image.without_ca import without_ca
 from orchestrator.launch.names import LABEL_TASK, is_gvisor
 from orchestrator.launch.oci.build import demand_programs, save_to_store
 from orchestrator.launch.oci.buildah import FAILED_STEP, STEP, Buildah, why_failed
@@ -74,13 +75,15 @@ class StoringBuilder:
 class BuildahBuilder:
     """`runtime`: the path of what runs the steps."""
 
-    first = OURS
-
     def __init__(self, store: ImageStore, runtime: str, network: Network, site: Site) -> None:
         self._store = store
         self._runtime = runtime
         self._network = network
         self._site = site
+
+    @property
+    def first(self) -> str:
+        return OURS if self._site.ca is None else f"{OURS}\n{self._site.instruction}"
 
     async def base(self, image: str) -> str:
         if (found := await asyncio.to_thread(self._store.find, image)) is not None:
@@ -113,15 +116,15 @@ class BuildahBuilder:
                 output.append(line)
 
         with self._store.draft() as draft:
-            environment = _ca_environment(self._site, draft)
-            buildah = Buildah(draft, self._runtime, progress, timeout_s=_NO_LIMIT_S, environment=environment)
+            buildah = Buildah(draft, self._runtime, progress, timeout_s=_NO_LIMIT_S)
             for base in bases:
                 image = await asyncio.to_thread(self._store.find, base)
                 if image is None:
                     raise EnvironmentUnusable(f"the image {base} was removed meanwhile: try again")
                 name = self.name_in_build(base)
                 await buildah.begin(None, image.folder / ROOT, _config(image), name=name)
-            code, tail = await buildah.try_build(context, REWRITTEN, self._options(labels), draft / "image.tar")
+            made = draft / "image.tar"
+            code, tail = await buildah.try_build(context, REWRITTEN, self._options(labels), made)
             if code != 0:
                 error = next((line for line in tail if line.startswith("Error: ")), "")
                 if no_space("\n".join((error, *output))):
@@ -129,7 +132,10 @@ class BuildahBuilder:
                 if failed := FAILED_STEP.search(error):
                     raise failed_step(step, f"exit code {failed[1]}", list(output))
                 raise failed_step(step, why_failed(tail) or f"buildah's exit code {code}", [])
-            built = await uninterrupted(asyncio.to_thread(self._store.put, draft / "image.tar", tag))
+            if self._site.ca is not None:
+                await uninterrupted(asyncio.to_thread(_clean, made, draft / "clean.tar", tag))
+                made = draft / "clean.tar"
+            built = await uninterrupted(asyncio.to_thread(self._store.put, made, tag))
         return f"sha256:{built.digest}"
 
     def _options(self, labels: Mapping[str, str]) -> list[str]:
@@ -137,17 +143,15 @@ class BuildahBuilder:
         network = "none" if self._network == "none" else "host"
         options = [f"--network={network}", f"--http-proxy={'false' if network == 'none' else 'true'}"]
         options += [f"--label={name}={value}" for name, value in labels.items()]
-        return options + ([f"--volume={self._site.ca}:{CA_PLACE}:ro"] if self._site.ca else [])
+        if self._site.ca is not None:
+            options.append(f"--volume={self._site.ca.absolute()}:{CA_PLACE}:ro")
+        return options
 
 
-def _ca_environment(site: Site, draft: Path) -> dict[str, str]:
-    """Has buildah set the variables that name authorities in steps alone, and not in the image."""
-    if site.ca is None:
-        return {}
-    settings = draft / "containers.conf"
-    variables = json.dumps([f"{name}={CA_PLACE}" for name in site.ca_variables])
-    settings.write_text(f"[containers]\nenv = {variables}\n")
-    return {"CONTAINERS_CONF": str(settings)}
+def _clean(made: Path, clean: Path, tag: str) -> None:
+    """Writes the image without the variables that name authorities. Blocks. Raises OSError."""
+    with made.open("rb") as saved, clean.open("wb") as out:
+        without_ca(saved, out, tag)
 
 
 def _config(image: StoredImage) -> list[str]:

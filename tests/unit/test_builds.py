@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,8 +18,10 @@ from orchestrator.engine.draws import AHEAD, Draw, Draws
 from orchestrator.errors import BuildError, EnvironmentUnusable
 from orchestrator.launch.image.task_images import TaskImages
 from orchestrator.launch.uses import BuiltImage, Uses, images_in_use, unwanted
+from orchestrator.rules.observer import Listener, Observer
 from orchestrator.settings.sources import load_config
 from orchestrator.types import BadTask, Task
+from tests.fakes.held_rollouts import Held, held, until
 
 PLAIN = Task("plain", "What is 6 times 7?", "42")
 A, B, C = (replace(PLAIN, task_id=name, dockerfile=f"/{name}") for name in "abc")
@@ -121,6 +124,77 @@ def test_a_draw_whose_build_is_cancelled_comes_as_it_was() -> None:
     building(A).cancel()
     building(A).set_running_or_notify_cancel()  # as asyncio does when it cancels the coroutine
     assert ids(draws) == [(0, "a", None)]
+
+
+# ---------------------------------------------------------------- the engine
+
+
+class Told(Listener):
+    def __init__(self) -> None:
+        self.bad: list[str] = []
+
+    def bad_task(self, task: BadTask) -> None:
+        self.bad.append(f"{task.task_id}: {task.reason}")
+
+
+class FakeBuilds:
+    def __init__(self, building: Building) -> None:
+        self.begin = building
+
+    def stop(self) -> None:
+        for future in self.begin.futures.values():
+            if future.cancel():
+                future.set_running_or_notify_cancel()
+
+
+@asynccontextmanager
+async def engine_of(building: Building, *listeners: Listener) -> AsyncIterator[Held]:
+    """An engine whose images come when the test says so."""
+    async with held(Observer(listeners=list(listeners)), group_size=1) as engine:
+        shared = engine.orchestrator.shared
+        assert shared.opened is not None
+        shared.opened = replace(shared.opened, builds=FakeBuilds(building))  # type: ignore[arg-type]
+        yield engine
+
+
+async def groups_of(engine: Held, tasks: list[Task | BadTask]) -> list[tuple[int, str | None]]:
+    async with aclosing(engine.orchestrator.groups(tasks)) as groups:
+        return [(group.number, group.task.image) async for group in groups]
+
+
+async def test_rollouts_go_on_while_an_image_is_made_and_a_failed_one_is_a_bad_task() -> None:
+    building, told = Building("b"), Told()
+    async with engine_of(building, told) as engine:
+        run = asyncio.create_task(groups_of(engine, [A, B, PLAIN, PLAIN, PLAIN]))
+        await engine.runs("g2-r0-a0", "g3-r0-a0")  # both slots, whatever waits for images
+        engine.completer.let_all_go()
+        await until(lambda: len(engine.completer.asked) == 3 and not engine.running)
+        building.end(B, A)
+        assert sorted(await run) == [(0, "of-a"), (2, None), (3, None), (4, None)]
+    assert told.bad == ["b: it fails"]
+
+
+async def test_a_machine_that_cannot_build_ends_the_run() -> None:
+    building = Building()
+    async with engine_of(building) as engine:
+        run = asyncio.create_task(groups_of(engine, [PLAIN, A]))
+        await until(lambda: building.begun == ["a"])
+        building.futures["a"].set_exception(EnvironmentUnusable("Docker is not running here"))
+        with pytest.raises(EnvironmentUnusable, match=r"^Docker is not running here$"):
+            await run
+
+
+async def test_a_drain_waits_for_no_image() -> None:
+    building, told = Building(), Told()
+    async with engine_of(building, told) as engine:
+        run = asyncio.create_task(groups_of(engine, [PLAIN, A, B]))
+        await until(lambda: building.begun == ["a", "b"])
+        await engine.runs("g0-r0-a0")
+        engine.orchestrator.drain()
+        engine.completer.let_all_go()
+        assert await run == [(0, None)]
+        assert engine.orchestrator.cut_short
+    assert told.bad == []
 
 
 # ---------------------------------------------------------------- images

@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import BuildError
+from orchestrator.errors import BuildError, ConfigError
 from orchestrator.launch.image.dockerfile import Dockerfile, replacement
 from orchestrator.launch.image.site import Site
 from orchestrator.launch.image.task_context import IGNORE_FILE, REWRITTEN, TaskContext
 from orchestrator.launch.image.task_images import failed_step
+from orchestrator.settings.sources import load_config
+from orchestrator.tasks.rows import make_task
+from orchestrator.types import BadTask, Task
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -87,6 +91,73 @@ def test_images_are_replaced_where_they_are_named_and_nowhere_else() -> None:
 def test_a_name_is_replaced_exactly_or_else_without_its_digest(image: str, other: str) -> None:
     table = {"python:3.12-slim": "tag", f"python:3.12-slim@{DIGEST}": "exact", "docker.io/busybox": "latest"}
     assert replacement(image, table) == other
+
+
+@pytest.mark.parametrize(
+    ("given", "table"),
+    [
+        (
+            "python:3.12-slim=mine, a/b@sha256:c = r:5000/x",
+            {"python:3.12-slim": "mine", "a/b@sha256:c": "r:5000/x"},
+        ),
+        ('{"a": "b"}', {"a": "b"}),
+        ({"a": "b"}, {"a": "b"}),
+    ],
+)
+def test_base_images_are_named_in_pairs_or_as_an_object(given: object, table: dict[str, str]) -> None:
+    assert load_config(env={"base_images": given}, environ={}).env.base_images == table
+
+
+@pytest.mark.parametrize("given", ["a", "a=", "=b", "a=b,a=c", "a=b,,", "a=b c", "{}", '{"a": 1}', "[]"])
+def test_what_names_no_base_image_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"env\.base_images: must be NAME=IMAGE,NAME=IMAGE or a JSON object"):
+        load_config(env={"base_images": given}, environ={})
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_a_row_names_a_dockerfile_or_its_folder(tmp_path: Path) -> None:
+    for name in ("a/Dockerfile", "a/b/Dockerfile.dev"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("FROM a")
+    for given, path in (("a", "a/Dockerfile"), ("./a/", "a/Dockerfile"), ("a/b/Dockerfile.dev",) * 2):
+        task = made(tmp_path, given)
+        assert isinstance(task, Task)
+        assert task.dockerfile == str(tmp_path / path)
+    assert made(tmp_path, None) == replace(task, dockerfile=None)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (7, "dockerfile must be the name of a file or folder, not int"),
+        ("nowhere", "dockerfile 'nowhere' is not beside the dataset"),
+        ("empty", "dockerfile 'empty/Dockerfile' is not beside the dataset"),
+        ("out", "dockerfile 'out' leads out of the dataset's folder"),
+        ("../x", "dockerfile '../x' is not beside the dataset"),
+        (".", "dockerfile '.' lies beside the tasks and their answers: give it a folder"),
+        ("Dockerfile", "dockerfile 'Dockerfile' lies beside the tasks and their answers: give it a folder"),
+    ],
+)
+def test_a_dockerfile_that_cannot_be_meant_is_a_bad_task(tmp_path: Path, given: object, why: str) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM a")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "out").symlink_to("/etc")
+    assert made(tmp_path, given) == BadTask("t", why)
+
+
+def test_a_row_has_an_image_or_a_dockerfile(tmp_path: Path) -> None:
+    why = "image and dockerfile both say what the sandbox is made of: leave one out"
+    assert made(tmp_path, "a", image="x") == BadTask("t", why)
+    assert made(None, "a") == BadTask(
+        "t", "the row's dockerfile is a file, and this kind of dataset has no folder to find it in"
+    )
+
+
+def made(root: Path | None, dockerfile: object, **more: object) -> Task | BadTask:
+    row = {"task_id": "t", "question": "?!", "answer": "42", "dockerfile": dockerfile, **more}
+    return make_task(row, source="s", place="line 1", root=root)
 
 
 # ---------------------------------------------------------------- the folder

@@ -43,7 +43,6 @@ from orchestrator.rules.waits import uninterrupted
 
 _SETTLE_S = 20.0  # for the Engine to end a build whose client hung up
 _SILENCE_S = 86_400  # a step may print nothing: `TaskImages` has the time limit
-_RUNNING = re.compile(r" ---> Running in ([0-9a-f]{12,64})\s*")
 _FAILED = re.compile(r"returned a non-zero code: (\d+)")
 _NO_SPACE = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
 _OUTPUT_LINES = 20
@@ -104,9 +103,8 @@ class DockerBuilder:
             "forcerm": True,
         }
         building = asyncio.get_running_loop().run_in_executor(self._threads, _build, connection, options)
-        building.add_done_callback(
-            lambda future: future.cancelled() or future.exception()
-        )  # asked for, or cancelled
+        # Of a build that was cancelled nobody asks for the error.
+        building.add_done_callback(lambda future: future.cancelled() or future.exception())
         try:
             image = await asyncio.shield(building)
         except asyncio.CancelledError:
@@ -145,13 +143,11 @@ def _build(connection: _Connection, options: Mapping[str, Any]) -> str:
     concern."""
     with _engine_away(), closing(connect(_SILENCE_S)) as engine:
         engine.hooks["response"].append(connection.opened)
-        step, running, image, output = "its first line", "", "", deque[str](maxlen=_OUTPUT_LINES)
+        step, image, output = "its first line", "", deque[str](maxlen=_OUTPUT_LINES)
         try:
             for message in engine.build(**options, decode=True):
                 if "error" in message:
                     raise _failure(str(message["error"]), step, list(output))
-                if match := _RUNNING.fullmatch(str(message.get("stream", "")).rstrip("\n")):
-                    running = match[1]
                 image = str((message.get("aux") or {}).get("ID") or image)
                 for line in lines_of(message):
                     if line.startswith("Step "):
@@ -161,9 +157,6 @@ def _build(connection: _Connection, options: Mapping[str, Any]) -> str:
                         output.append(line)
         except APIError as error:  # before the first step
             raise _failure(str(error.explanation or error), step, []) from None
-        finally:
-            if connection.hung_up and running:
-                _remove(running)
         return image
 
 
@@ -222,12 +215,6 @@ def _without_ca(image: str, tag: str) -> None:
                 raise EnvironmentUnusable(why_refused(str(message["error"])))
         with suppress(APIError):  # other builds go on with its layers
             engine.remove_image(image)
-
-
-def _remove(container: str) -> None:
-    """What the Engine has not removed itself when it noticed that the client is gone."""
-    with suppress(*UNREACHABLE), closing(connect(int(_SETTLE_S))) as engine:
-        engine.remove_container(container, v=True, force=True)
 
 
 def _found(tag: str) -> str | None:

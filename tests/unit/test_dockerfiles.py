@@ -54,6 +54,8 @@ def test_the_images_a_dockerfile_begins_with_are_known(text: str, images: tuple[
         ("RUN x\n", "its Dockerfile has no FROM"),
         ("FROM\n", "its Dockerfile has a FROM that is not understood: FROM"),
         ("FROM a b c d\n", "its Dockerfile has a FROM that is not understood: FROM a b c d"),
+        ("FROM /etc/passwd\n", "its Dockerfile begins with '/etc/passwd', which is no name of an image"),
+        ("FROM a\nCOPY --from=../x y z", "its Dockerfile begins with '../x', which is no name of an image"),
         ("ARG V\nFROM $V\n", "its Dockerfile's `FROM $V` names no image: give the ARG a default"),
     ],
 )

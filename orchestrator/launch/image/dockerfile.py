@@ -19,6 +19,7 @@ _FROM = re.compile(r"((?:--\S+\s+)*)(\S+)(?:\s+AS\s+(\S+))?\s*", re.IGNORECASE)
 _COPY_FROM = re.compile(r"(?<=--from=)\S+")
 _ARGUMENT = re.compile(r"""([A-Za-z_]\w*)(?:=("[^"]*"|'[^']*'|\S*))?""")
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::([-+])([^}]*))?\})")
+_IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]{0,254}", re.ASCII)
 _NO_IMAGE = "scratch"
 
 
@@ -62,6 +63,9 @@ class Dockerfile:
             lines.append(line)
         if not stages:
             raise BuildError("its Dockerfile has no FROM")
+        for _, image in uses:  # no path: what looks images up would read files of this machine
+            if not _IMAGE.fullmatch(image):
+                raise BuildError(f"its Dockerfile begins with {ascii(image)[:100]}, which is no name of an image")
         return cls(tuple(lines), tuple(uses), tuple(roots))
 
     @property

@@ -84,7 +84,7 @@ class TaskImages:
         async with self._one_at_a_time[tag]:
             if (found := await self._builder.find(tag)) is not None:
                 return found
-            self._say(f"building {path}")
+            self._say(f"building {printable(str(path))}")
             return await self._builder.build(tar, bases, tag, {LABEL_TASK: tag.rpartition(":")[2]})
 
     def _base(self, image: str) -> str:

@@ -23,6 +23,10 @@ class EnvironmentUnusable(OrchestratorError):
     """Docker, image, tokenizer, endpoint, agent or scorer cannot be used. The text says what to do. Exit 3."""
 
 
+class BuildError(OrchestratorError):
+    """A task's Dockerfile cannot be built, and that is not the machine's doing. Outcome `bad_task`."""
+
+
 class NotServing(EnvironmentUnusable):
     """The endpoint is away or still loading, and was waited for as long as that was asked for. Exit 3."""
 

@@ -90,6 +90,7 @@ class Service:
         self._feed: Feed | None = None
         self._checkpoints: Checkpoints | None = None
         self._kept = Kept()
+        self._bad: set[int] = set()  # numbers of bad tasks that earlier processes have reported
         self._observer = Observer(listeners=[self.sandbox_time, self._kept, self.metrics], say=self.progress.say)
         self._saving = asyncio.Lock()
         self._no_sampled_ids = ""  # what there is in their place, and why
@@ -211,6 +212,7 @@ class Service:
         if position is not None:
             self._go_to(position)
         self._kept.read(output, self.work.ledger.is_done)
+        self._bad |= output.earlier.bad
         for number in output.earlier.bad:
             self.work.ledger.drop(number)
 
@@ -263,7 +265,9 @@ class Service:
             await self._observer.bad_task(task, number)
             ledger.drop(number)
 
-        return TaskStream(tasks, ledger.is_done, bad_task, engine.maker.fitting)
+        return TaskStream(
+            tasks, ledger.is_done, bad_task, engine.maker.fitting, engine.shared.built, self._bad.__contains__
+        )
 
     # ------------------------------------------------------------ what the feed calls
 

@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import sys
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,8 +28,8 @@ class Item:
 
 
 class TaskStream:
-    """Numbers tasks as the engine does, so that `process` and `serve` make the same groups. `fitting`: as
-    `GroupMaker.fitting`."""
+    """Numbers tasks as the engine does, so that `process` and `serve` make the same groups. `fitting`, `building`:
+    as those of `Draws`; `is_bad`: its `bad`."""
 
     def __init__(
         self,
@@ -36,10 +37,13 @@ class TaskStream:
         is_done: Callable[[int], bool],
         bad_task: OnBadTask,
         fitting: Callable[[Task | BadTask], Task | BadTask] = lambda task: task,
+        building: Callable[[Task], Future[Task | BadTask]] | None = None,
+        is_bad: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._is_done = is_done
         self._bad_task = bad_task
-        self._draws = Draws(fitting).several(tasks, sys.maxsize, epoch=None, rounds=True)
+        draws = Draws(fitting, building)
+        self._draws = draws.several(tasks, sys.maxsize, epoch=None, rounds=True, done=is_done, bad=is_bad)
         self._back: list[Item] = []
         self._reading = asyncio.Lock()
 

@@ -4,26 +4,39 @@ The Engine is asked, with the launcher auto where it answers; what the launcher 
 """
 
 import asyncio
+import time
 
-from orchestrator.errors import DockerError, EnvironmentUnusable
+from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable
 from orchestrator.launch.oci.store import ImageStore
-from orchestrator.launch.reaper import reap, reap_directories
+from orchestrator.launch.reaper import reap, reap_directories, remove_built
 from orchestrator.launch.runtime_folder import remove_old_runtimes
+from orchestrator.launch.uses import images_in_use, unwanted
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.settings.config import Config
 
+USUAL_AGE_S = 7 * 86_400.0
 
-def run(config: Config) -> int:
+
+def run(config: Config, images: bool, older_than: float | None, keep_bytes: int | None) -> int:
     """0: nothing of a dead run is left. Raises EnvironmentUnusable without an Engine to ask, if one is needed."""
-    env, reaped = config.env, None
+    for flag, value in (("--older-than", older_than), ("--keep-bytes", keep_bytes)):
+        if value is not None and not images:
+            raise ConfigError(f"{flag}: says which images of tasks go; it needs --images")
+    env, store, reaped, built = config.env, ImageStore(), None, 0
+    before = time.time() - (USUAL_AGE_S if older_than is None else older_than)
     try:
-        reaped = asyncio.run(reap(old_images=True)) if env.takes_docker else None
+        if env.takes_docker:
+            built = asyncio.run(remove_built(used_before=before, keep_bytes=keep_bytes)) if images else 0
+            reaped = asyncio.run(reap(old_images=True))
     except (DockerError, EnvironmentUnusable) as error:
         if env.launcher == "docker":
             raise EnvironmentUnusable(str(error)) from error
+    if images:
+        in_use = images_in_use() or set()
+        built += store.remove(unwanted(store.built(), used_before=before, keep_bytes=keep_bytes, in_use=in_use))
     reaped = reaped or reap_directories()
-    images = reaped.images + (store := ImageStore()).remove_unused() + remove_old_runtimes(store)
+    count = reaped.images + store.remove_unused() + remove_old_runtimes(store) + built
     workspaces = Workspaces().remove_unused()
     more = f", {workspaces} workspaces" if workspaces else ""
-    print(f"removed {reaped.containers} containers, {reaped.directories} directories, {images} images{more}")
+    print(f"removed {reaped.containers} containers, {reaped.directories} directories, {count} images{more}")
     return 0

@@ -81,7 +81,8 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
             calls = RecordedCalls(recorded.calls, recorded.call)
             tools = {name: RecordedTool(name, t, calls) for name, t in engine.hosts.tools.items()}
             executor = engine.maker.executor(tools=tools)
-            await play(recorded.attempts(), await _fitting(engine, tasks), engine.hosts, executor, config, counts)
+            fitting = await _fitting(engine, await _built(engine, tasks))
+            await play(recorded.attempts(), fitting, engine.hosts, executor, config, counts)
         return 0 if counts["same"] == len(recorded.places) else EXIT_DIFFERENT
 
     try:
@@ -101,6 +102,16 @@ async def _fitting(engine: Orchestrator, tasks: dict[str, Task]) -> dict[str, Ta
         if isinstance(task, BadTask):
             _print(f"{task.task_id}: {task.reason}")
     return {task.task_id: task for task in fitting if isinstance(task, Task)}
+
+
+async def _built(engine: Orchestrator, tasks: dict[str, Task]) -> dict[str, Task]:
+    """The tasks with the images of their Dockerfiles, without those that have none any more."""
+    futures = [asyncio.wrap_future(engine.shared.built(task)) for task in tasks.values() if task.dockerfile]
+    images = {task.task_id: task for task in await asyncio.gather(*futures)}
+    for task in images.values():
+        if isinstance(task, BadTask):
+            _print(f"{task.task_id}: {task.reason}")
+    return {name: task for name, old in tasks.items() if isinstance(task := images.get(name, old), Task)}
 
 
 async def play(

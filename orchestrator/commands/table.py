@@ -5,7 +5,7 @@ from pathlib import Path
 
 from orchestrator.launch.names import EXTRAS
 from orchestrator.settings.flags import OPTIONS, Command
-from orchestrator.settings.kinds import Choice, File, Files, Flag, Integer, Kind, Number, Text
+from orchestrator.settings.kinds import Choice, File, Files, Flag, Integer, Kind, Number, Size, Text, seconds
 from orchestrator.settings.row import Setting
 from orchestrator.settings.sandbox import SandboxSettings
 
@@ -200,6 +200,29 @@ COMMANDS = (
         arguments=(_option("shell", Choice(("bash", "zsh", "fish")), "which shell"),),
     ),
     Command(
-        "cleanup", "removes what killed runs left: containers, sockets, temporary files", without_endpoint=True
+        "cleanup",
+        "removes what killed runs left: containers, sockets, temporary files; with --images, images of tasks too",
+        options=(
+            _option(
+                "images",
+                Flag(),
+                "also remove images of tasks' Dockerfiles that were not used for long, never those in use",
+                default=False,
+            ),
+            _option(
+                "older_than",
+                seconds(at_least=0),
+                "with --images: those not used for so long, like 12h or 30d",
+                unset="7d",
+            ),
+            _option(
+                "keep_bytes",
+                Size(0),
+                "with --images: after that the longest unused ones, until so much is left; the bases of images "
+                "count with each",
+                unset="all",
+            ),
+        ),
+        without_endpoint=True,
     ),
 )

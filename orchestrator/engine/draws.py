@@ -7,7 +7,9 @@ place. So a task that comes again, in the same call or in a later one, has new i
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from operator import index
 from threading import Lock
 
@@ -27,40 +29,117 @@ class Draw:
     size: int | None = None
 
 
-class Draws:
-    """Counts on from call to call. `fitting` gives the task, or a BadTask in its place. Thread-safe."""
+AHEAD = 16  # draws whose images are being made, or are there and not taken yet
+Number = Callable[[int], bool]  # whether the draw of this number is meant
 
-    def __init__(self, fitting: Callable[[Task | BadTask], Task | BadTask]) -> None:
+
+class Draws:
+    """Counts on from call to call. `fitting` gives the task, or a BadTask in its place; `building` the same for a
+    task that has a Dockerfile, when its image is there. Thread-safe.
+
+    Draws are numbered in the order of the tasks. Those whose images are being made come when these are there; the
+    others do not wait for them. Images are not made for draws that are `done`, nor for those that an earlier
+    process of the run found `bad`.
+    """
+
+    def __init__(
+        self,
+        fitting: Callable[[Task | BadTask], Task | BadTask],
+        building: Callable[[Task], Future[Task | BadTask]] | None = None,
+    ) -> None:
         self._fitting = fitting
+        self._building = building
         self._numbers = itertools.count()
         self._lock = Lock()
         self._next_epoch = 0
 
-    def once(self, tasks: Iterable[Task | BadTask], *, epoch: int | None, size: int | None) -> Iterator[Draw]:
+    def once(
+        self,
+        tasks: Iterable[Task | BadTask],
+        *,
+        epoch: int | None,
+        size: int | None,
+        done: Number = lambda number: False,
+        bad: Number = lambda number: False,
+    ) -> Iterator[Draw]:
         """Every task once. `epoch` None: one that no call has had."""
         epoch = self._begin(epoch)
-        for task, again in self._read(tasks, Counter()):
-            yield Draw(task, next(self._numbers), epoch, again, size)
+        drawn = (
+            Draw(task, next(self._numbers), epoch, again, size) for task, again in self._read(tasks, Counter())
+        )
+        yield from self._built(drawn, done, bad, {})
 
     def several(
-        self, tasks: Iterable[Task | BadTask], wanted: int, *, epoch: int | None, rounds: bool
+        self,
+        tasks: Iterable[Task | BadTask],
+        wanted: int,
+        *,
+        epoch: int | None,
+        rounds: bool,
+        done: Number = lambda number: False,
+        bad: Number = lambda number: False,
     ) -> Iterator[Draw]:
         """At most `wanted` groups of good tasks. With `rounds` the tasks come again if there are fewer, each round
         with an epoch of its own unless it is named: the next one may be named by another call. Bad tasks come in
         the first round only."""
-        good, counts = 0, Counter[str]()
+        lost: dict[int, str] = {}
+        yield from self._built(self._several(tasks, wanted, epoch, rounds, lost), done, bad, lost)
+
+    def _several(
+        self, tasks: Iterable[Task | BadTask], wanted: int, epoch: int | None, rounds: bool, lost: dict[int, str]
+    ) -> Iterator[Draw | None]:
+        """As `several`. None: to go on, it must be known which of the draws so far are `lost`."""
+        drawn, counts = 0, Counter[str]()
         for number in itertools.count():
-            round_epoch, good_before = self._begin(epoch), good
+            round_epoch, good_before, dead = self._begin(epoch), drawn - len(lost), set(lost.values())
             if epoch is None:
                 counts.clear()
             for task, again in self._read(tasks, counts, 0 if epoch is None else number):
-                if good >= wanted:
-                    return
-                if number == 0 or isinstance(task, Task):
+                if drawn - len(lost) >= wanted:
+                    yield None
+                    if drawn - len(lost) >= wanted:
+                        return
+                if number == 0 or (isinstance(task, Task) and task.task_id not in dead):
                     yield Draw(task, next(self._numbers), round_epoch, again)
-                    good += isinstance(task, Task)
-            if good == good_before or not rounds:
+                    drawn += isinstance(task, Task)
+            yield None
+            if drawn - len(lost) == good_before or not rounds:
                 return
+
+    def _built(
+        self, drawn: Iterator[Draw | None], done: Number, bad: Number, lost: dict[int, str]
+    ) -> Iterator[Draw]:
+        """The draws, with their images. `lost` gets number and task of those that have none."""
+        coming: dict[Future[Task | BadTask], Draw] = {}
+
+        def ready(longest_s: float | None) -> Iterator[Draw]:
+            finished = wait(coming, longest_s, FIRST_COMPLETED).done
+            for future in [future for future in coming if future in finished]:
+                draw = coming.pop(future)
+                with suppress(CancelledError):  # the run is being stopped
+                    draw = replace(draw, task=future.result())
+                if isinstance(draw.task, BadTask):
+                    lost[draw.number] = draw.task.task_id
+                yield draw
+
+        for draw in drawn:
+            while coming and (draw is None or len(coming) >= AHEAD):
+                yield from ready(None)
+            if draw is None:
+                continue
+            task = draw.task
+            if isinstance(task, BadTask) or task.dockerfile is None or self._building is None:
+                yield draw
+            elif bad(draw.number):
+                lost[draw.number] = task.task_id
+                yield replace(draw, task=BadTask(task.task_id, "its image could not be made"))
+            elif done(draw.number):
+                yield draw
+            else:
+                coming[self._building(task)] = draw
+            yield from ready(0)
+        while coming:
+            yield from ready(None)
 
     def _read(
         self, tasks: Iterable[Task | BadTask], counts: Counter[str], rounds: int = 0

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing
 
 from orchestrator.completion.callback import Sampler
-from orchestrator.engine.draws import Draw, Draws
+from orchestrator.engine.draws import Draw, Draws, Number
 from orchestrator.engine.groups import GroupStream
 from orchestrator.engine.one_group import GroupMaker
 from orchestrator.engine.run_json import describe
@@ -55,7 +55,7 @@ class Orchestrator:
         self._sampler = sampler
         self._records = observer is None
         self._output: OpenRun | None = None
-        self._draws = Draws(self.maker.fitting)
+        self._draws = Draws(self.maker.fitting, self.shared.built)
         self._stack = AsyncExitStack()
 
     def beside(self, config: Config, observer: Observer, *, split: Split) -> Orchestrator:
@@ -129,12 +129,13 @@ class Orchestrator:
                 async for group in groups:
                     yield group
             return
-        limit = self.config.env.total_steps
+        limit, earlier = self.config.env.total_steps, earlier or Earlier()
+        known: dict[str, Number] = {"done": earlier.written.__contains__, "bad": earlier.bad.__contains__}
         if limit < 0:
-            draws = self._draws.once(tasks, epoch=epoch, size=None)
+            draws = self._draws.once(tasks, epoch=epoch, size=None, **known)
         else:  # for evaluation a task is measured once
-            draws = self._draws.several(tasks, limit, epoch=epoch, rounds=self.maker.split == "train")
-        async with aclosing(self._recorded(draws, earlier or Earlier())) as recorded:
+            draws = self._draws.several(tasks, limit, epoch=epoch, rounds=self.maker.split == "train", **known)
+        async with aclosing(self._recorded(draws, earlier)) as recorded:
             async for group in recorded:
                 yield group
 

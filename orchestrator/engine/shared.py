@@ -3,11 +3,13 @@
 import asyncio
 import secrets
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.completion.callback import Sampler
+from orchestrator.engine.builds import Builds
 from orchestrator.engine.costs import Costs
 from orchestrator.engine.health import AgentGate
 from orchestrator.host.base import Hosts
@@ -22,15 +24,18 @@ from orchestrator.scorers.open import open_scorer
 from orchestrator.scorers.trial import Trial
 from orchestrator.settings.config import Config
 from orchestrator.telemetry import open_watchers
+from orchestrator.types import BadTask, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What there is while an orchestrator is open. `trial`: of a scorer that has to be tried first."""
+    """What there is while an orchestrator is open. `trial`: of a scorer that has to be tried first. `builds` None:
+    no task has a Dockerfile."""
 
     hosts: Hosts
     scorer: Scorer
     trial: Trial | None = None
+    builds: Builds | None = None
 
 
 class Shared:
@@ -80,7 +85,9 @@ class Shared:
             raise first_error(errors) from errors
         finally:
             self._opening = None
-        self.opened = Opened(hosts, scorer, Trial.of(scorer))
+        builds = Builds(config.env, observer.say)
+        stack.push_async_callback(builds.aclose)
+        self.opened = Opened(hosts, scorer, Trial.of(scorer), builds)
         stack.callback(self._close)
 
     def _close(self) -> None:
@@ -97,6 +104,12 @@ class Shared:
             raise RuntimeError("the orchestrator is not open: use `async with Orchestrator(config)`")
         return self.opened
 
+    def built(self, task: Task) -> Future[Task | BadTask]:
+        """As `Builds.begin`. Only while open."""
+        builds = self.open_now.builds
+        assert builds is not None, "tests that open an engine by hand have no Dockerfiles"
+        return builds.begin(task)
+
     def drain(self) -> None:
         """No rollout is begun any more; those that run come to their end."""
         self.stopping.set()
@@ -104,6 +117,8 @@ class Shared:
             call()
         if self.opened is not None:
             self.opened.hosts.drain()
+            if self.opened.builds is not None:
+                self.opened.builds.stop()
         elif self._opening is not None:
             self._opening.cancel()
 

@@ -7,6 +7,7 @@ from orchestrator import __version__
 IMAGE_REPOSITORY = "rollout-orchestrator-sandbox"
 DEFAULT_IMAGE = f"{IMAGE_REPOSITORY}:{__version__}"
 EXTRAS = ("documents",)  # values of `image build --with`; in the names of requirements files and tags
+TASK_REPOSITORY = "rollout-orchestrator-task"  # images of tasks' Dockerfiles, their digest as tag
 BASE_REPOSITORY = "rollout-orchestrator-base"
 
 RUNTIME_MOUNT = "/opt/sandbox"
@@ -30,6 +31,7 @@ LABEL_RUNTIME = (
     "orchestrator.runtime"  # as the last, of what the runtime is made of: without what was built --with
 )
 LABEL_STAGE = "orchestrator.stage"  # intermediate images of a build
+LABEL_TASK = "orchestrator.task"  # digest of all that an image of a task's Dockerfile is made of
 PROJECT = "rollout-orchestrator"
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,19 @@ from orchestrator.errors import DockerError
 from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, PREFIX, remove_owned_directory
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.request import VOLUME
-from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, LABEL_STAGE, PROJECT
+from orchestrator.launch.names import (
+    LABEL_DEADLINE,
+    LABEL_OWNER,
+    LABEL_PROJECT,
+    LABEL_RUN,
+    LABEL_STAGE,
+    LABEL_TASK,
+    PROJECT,
+    TASK_REPOSITORY,
+)
 from orchestrator.launch.oci.leftovers import remove_containers
 from orchestrator.launch.owner import Owner, this_process
+from orchestrator.launch.uses import BuiltImage, images_in_use, unwanted
 from orchestrator.rules.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -131,8 +142,10 @@ async def _remove_old_images(engine: Engine) -> int:
     """Removes nameless sandbox images without containers. Not during a build: its last stages look the same.
 
     A plain `docker build` is not noticed, as its stages name no owner. If it loses a stage here, it fails and
-    has to be repeated.
+    has to be repeated. Layers of tasks' Dockerfiles that did not come to their end are among them.
     """
+    if await asyncio.to_thread(images_in_use) is not None:
+        return 0
     builders = [Owner.parse(stage["Labels"][LABEL_STAGE]) for stage in await engine.images(LABEL_STAGE)]
     if any(builder is not None and not builder.is_dead for builder in builders):
         return 0
@@ -149,6 +162,32 @@ async def _remove_volumes(engine: Engine) -> None:
             if any(name.startswith(f"/{VOLUME}") for name in container["Names"]):
                 await engine.remove(container["Id"])
         await engine.remove_volumes(label)
+
+
+async def remove_built(*, used_before: float, keep_bytes: int | None) -> int:
+    """Removes images of tasks' Dockerfiles as `uses.unwanted` says, except those of containers. Returns how many.
+    Raises EnvironmentUnusable, DockerError."""
+    engine = Engine(threads=_THREADS)
+    try:
+        built = [
+            BuiltImage(tag, image["Id"], _used_at(await engine.image(tag) or image), int(image["Size"]))
+            for image in await engine.images(LABEL_TASK)
+            for tag in image.get("RepoTags") or ()
+            if tag == f"{TASK_REPOSITORY}:{image['Labels'][LABEL_TASK]}"
+        ]
+        in_use = await asyncio.to_thread(images_in_use) or set()
+        old = unwanted(built, used_before=used_before, keep_bytes=keep_bytes, in_use=in_use)
+        return await _remove_images(engine, [{"Id": image.tag} for image in old])
+    finally:
+        await engine.aclose()
+
+
+def _used_at(image: Mapping[str, Any]) -> float:
+    """When it was used last: each use gives it its tag anew. Podman keeps only when it was made."""
+    text = str((image.get("Metadata") or {}).get("LastTagTime") or "")
+    if text.startswith("0001") or not text:
+        text = str(image["Created"])
+    return float(text) if text.isdecimal() else datetime.fromisoformat(text).timestamp()
 
 
 async def _remove_images(engine: Engine, images: list[dict[str, Any]]) -> int:

@@ -89,6 +89,32 @@ class Table(Json):
 
 
 @dataclass(frozen=True, slots=True)
+class Pairs(Json):
+    """Texts of one kind by names of that kind: a JSON object, or NAME=TEXT,NAME=TEXT."""
+
+    each: Text
+
+    @property
+    def metavar(self) -> str:  # type: ignore[override]
+        return f"NAME={self.each.metavar},.."
+
+    @property
+    def valid(self) -> str:
+        return f"NAME={self.each.metavar},NAME={self.each.metavar} or a JSON object, each part {self.each.valid}"
+
+    def read(self, raw: object) -> dict[str, str]:
+        if isinstance(raw, str) and not raw.lstrip().startswith("{"):
+            parts = [part.partition("=") for part in raw.split(",")]
+            raw = {name.strip(): text for name, _, text in parts}
+            if len(raw) != len(parts):
+                raise ValueError
+        raw = json_value(raw)
+        if not isinstance(raw, Mapping) or not raw:
+            raise ValueError
+        return {self.each.read(name): self.each.read(text) for name, text in raw.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Options(Json):
     """Any values by any names, as a JSON object."""
 

@@ -1,20 +1,22 @@
 """Settings of sandboxes: what makes them, where, how many, and what each has."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.errors import ConfigError
 from orchestrator.launch.hardening import MEASURE_NAMES
 from orchestrator.launch.names import DEFAULT_IMAGE, is_path
-from orchestrator.settings.json_kinds import Words
-from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text
+from orchestrator.settings.json_kinds import Pairs, Words
+from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text, seconds
 from orchestrator.settings.row import AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import STORAGE_INODES, SandboxSpec
 
 _RAY_ADDRESS = re.compile(r"auto|[A-Za-z0-9][\w.-]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*|(?:~|\.{1,2})?/[^\n]*")  # a name, or a path
+_IMAGE_NAME = re.compile(r"[A-Za-z0-9][\w./:@-]{0,254}", re.ASCII)
 _PROGRAM = re.compile(r"[A-Za-z0-9~./][\w.+/ -]*")
 
 
@@ -104,6 +106,35 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "sandbox_memory, unless it is more than that: then it is on the disk of TMPDIR",
         resume=Resume.SIZE,
         from_run=("replay",),
+    )
+    dockerfiles: bool = row(
+        True,
+        Flag(),
+        "build tasks' Dockerfiles; false: tasks with one are bad tasks, as where somebody else's run chose the "
+        "data set",
+        commands=(*RUNS, "replay"),
+    )
+    base_images: Mapping[str, str] | None = row(
+        None,
+        Pairs(Text("the name of an image", "IMAGE", _IMAGE_NAME.fullmatch)),
+        "images in the places of those that tasks' Dockerfiles name, like python:3.12-slim=my-base; a name with a "
+        "digest counts without it, unless it is named with it",
+        resume=Resume.CONFIRM,
+        commands=(*RUNS, "replay"),
+    )
+    build_network: Literal["default", "host", "none"] = row(
+        "default",
+        Choice(("default", "host", "none")),
+        "the network of steps in tasks' Dockerfiles; default: the builder's, as with `docker build`. Sandboxes "
+        "have none in any case",
+        resume=Resume.CONFIRM,
+        commands=(*RUNS, "replay"),
+    )
+    build_timeout: float = row(
+        1800.0,
+        seconds(above=0),
+        "time for one task's Dockerfile; one that takes longer is a bad task",
+        commands=(*RUNS, "replay"),
     )
     docker_runtime: str | None = row(
         None, NAME, "a container runtime Docker knows, like runsc", unset="none: Docker's own"

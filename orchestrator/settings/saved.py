@@ -25,6 +25,7 @@ ADDRESS = "openai.base_url"
 GROUPS_PATH = "env.data_path_to_save_groups"
 LAUNCHER = "env.launcher"
 DATASET = "env.dataset"
+DOCKERFILES = "env.dockerfiles"
 DEMO_TASKS = "python:orchestrator.demo.recording:tasks"  # comes with this package, so any run may name it
 _KEY_MARK = "[key]"
 _SHOWN_CHARACTERS = 300
@@ -95,7 +96,7 @@ class SavedSettings:
                 "what is contacted, what code runs, how it is confined and what files are written is not taken "
                 f"from it; if you trust it, add: {' '.join(flags)}"
             )
-        return replace(self, env=settings)
+        return replace(self, env=self._without_builds(settings, given))
 
     def continued_with(self, env: Layer) -> Layer:
         """The given `env` settings, and the run's where none is given. Raises ConfigError for a given one that
@@ -125,7 +126,12 @@ class SavedSettings:
                     f"the run in {self.directory} has {row.key} {_short(saved.value)}: give --{row.key} "
                     "yourself, with this value or another; a recorded run chooses neither code nor services"
                 )
-        return settings | env
+        return self._without_builds(settings, env) | env
+
+    def _without_builds(self, settings: Layer, given: Layer) -> Layer:
+        """The settings; where somebody else's run chooses the data set, Dockerfiles of its tasks are not built."""
+        chosen = not self.own and DATASET in settings and DATASET not in given
+        return {**settings, DOCKERFILES: Entry(False, RUN_FILE)} if chosen else settings
 
     def _is_refused(self, row: Setting, value: object, command: str, env: Layer) -> bool:
         """Whether a command does not take this value from the run. Of the user's own run it takes large sizes and

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.types import BadTask, Task
 
 COLUMNS = (
-    *("question", "answer", "task_id", "files", "level", "metadata", "scorer", "image", "limits"),
+    *("question", "answer", "task_id", "files", "level", "metadata", "scorer", "image", "dockerfile", "limits"),
     *("workspace", "root", "cwd", "user", "env"),
 )
 

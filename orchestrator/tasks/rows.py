@@ -7,6 +7,7 @@ line; nothing is raised.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,6 +67,7 @@ def make_task(
             other_answers=tuple(other for other in others if other is not None),
             workspace=_workspace(row, root),
             **surroundings(row),
+            dockerfile=_dockerfile(row, root),
         )
     except BadRow as error:
         if isinstance(row, Mapping) and task_id == place:
@@ -216,6 +218,25 @@ def _workspace(row: Mapping[Any, Any], root: Path | None) -> str | None:
     assert root is not None
     if root.resolve().is_relative_to(place):
         raise BadRow(f"workspace {ascii(value)[:60]} holds the tasks and their answers: give it a folder")
+    return str(place)
+
+
+def _dockerfile(row: Mapping[Any, Any], root: Path | None) -> str | None:
+    """The absolute path of a Dockerfile below `root`, which the row gives by its own name or its folder's."""
+    value = _first(row, "dockerfile")
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise BadRow(f"dockerfile must be the name of a file or folder, not {kind_of(value)}")
+    if _first(row, "image") is not None:
+        raise BadRow("image and dockerfile both say what the sandbox is made of: leave one out")
+    place = _beside("dockerfile", value, root)
+    if place.is_dir():
+        place = _beside("dockerfile", os.path.join(value, "Dockerfile"), root)
+    assert root is not None
+    # All that is in its folder can be copied into the image: the answers would be, too.
+    if place.parent == root.resolve():
+        raise BadRow(f"dockerfile {ascii(value)[:60]} lies beside the tasks and their answers: give it a folder")
     return str(place)
 
 

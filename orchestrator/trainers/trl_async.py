@@ -174,13 +174,21 @@ class RolloutWorker:
 
     def _endless(self) -> Iterator[Task | BadTask]:
         """All tasks once, so that bad ones are reported; then those that can be rolled out, again and again."""
-        engine, size = self._orchestrator.orchestrator, self._orchestrator.config.env.group_size
-        good = [task for task in self._tasks if isinstance(engine.maker.fitting(task), Task)]
+        size = self._orchestrator.config.env.group_size
+        good = [task for task in self._tasks if self._fits(task)]
         names = {task.task_id for task in good}
         for task in itertools.chain(self._tasks, itertools.cycle(good)):
             if task.task_id in names and not self.rollout_buffer.begin(size):
                 return
             yield task
+
+    def _fits(self, task: Task | BadTask) -> bool:
+        """Whether the task can be rolled out. Blocks until the image of its Dockerfile is there, if it has one."""
+        engine = self._orchestrator.orchestrator
+        task = engine.maker.fitting(task)
+        if isinstance(task, Task) and task.dockerfile is not None:
+            task = engine.shared.built(task).result()
+        return isinstance(task, Task)
 
     async def _beat(self) -> None:
         while True:

@@ -18,7 +18,7 @@ class Attachment:
 @dataclass(frozen=True, slots=True)
 class Task:
     """A problem and what grades it. `answer`, `other_answers` (as right as that one) and `metadata` never reach a
-    sandbox.
+    sandbox. `dockerfile`: the absolute path of the Dockerfile that `image` is made of, with its folder.
 
     `workspace`: absolute path of a folder or archive; when its rollouts begin, of the folder that is a
     layer of the sandbox. `root`: the sandbox's, in place of the run's. `cwd`, `environment`: working directory
@@ -41,6 +41,7 @@ class Task:
     cwd: str | None = None
     user: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    dockerfile: str | None = None
 
     @property
     def reference(self) -> str | None:

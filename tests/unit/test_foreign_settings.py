@@ -166,6 +166,20 @@ def test_a_data_set_whose_rows_may_bring_images_is_named_by_the_operator(home: P
     assert resolve(oci, environ={}, run=begun(home)).env.dataset == DATASET
 
 
+def test_dockerfiles_are_built_of_data_sets_that_the_operator_names(home: Path) -> None:
+    address, named = f"--openai.base_url={ADDRESS}", f"--env.dataset={DATASET}"
+    run = foreign(home)
+    assert not resumed(run, address).env.dockerfiles
+    assert not resolve({}, environ={}, run=run).env.dockerfiles
+    assert resumed(run, address, named).env.dockerfiles
+    assert resumed(run, address, "--env.dockerfiles").env.dockerfiles
+    assert resolve(parse([named], dotted_flags()), environ={}, run=run).env.dockerfiles
+    (home / "run" / "run.json").unlink()
+    own = begun(home)
+    assert resumed(own).env.dockerfiles
+    assert resolve({}, environ={}, run=own).env.dockerfiles
+
+
 def test_a_run_of_an_account_without_a_place_for_a_key_is_written_all_the_same(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,14 +36,14 @@ async def choose_base(engine: docker.APIClient, choice: str | None, progress: Ca
     """Name of a base image, which is present when this returns. Raises EnvironmentUnusable."""
     if choice is not None:
         if not await asyncio.to_thread(inspect_image, engine, choice) and (
-            why := await _pull(engine, choice, progress)
+            why := await pull(engine, choice, progress)
         ):
             raise EnvironmentUnusable(f"base image {choice} is not here and cannot be pulled: {why}")
         return choice
     for name in (DEFAULT_BASE, DEBIAN_BASE):
         if await asyncio.to_thread(inspect_image, engine, name):
             return name
-    if why := await _pull(engine, DEFAULT_BASE, progress):
+    if why := await pull(engine, DEFAULT_BASE, progress):
         progress(f"{DEFAULT_BASE} cannot be pulled ({why}): making a Debian base instead")
         with tempfile.TemporaryDirectory(prefix="orchestrator-base-") as scratch:
             tar = Path(scratch) / "root.tar"
@@ -54,8 +54,8 @@ async def choose_base(engine: docker.APIClient, choice: str | None, progress: Ca
     return DEFAULT_BASE
 
 
-async def _pull(engine: docker.APIClient, name: str, progress: Callable[[str], None]) -> str | None:
-    """Pulls `name`. Returns the reason if that fails."""
+async def pull(engine: docker.APIClient, name: str, progress: Callable[[str], None]) -> str | None:
+    """Pulls `name`. Returns the reason if that fails. Raises what an Engine that is away does."""
     progress(f"pulling {name}")
     stop = Event()
     try:

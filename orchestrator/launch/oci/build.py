@@ -67,7 +67,7 @@ async def ensure_stored(
             progress(f"{error}; going on without Docker")
         else:
             built = await ensure_image(tag, base_image=base_image, extras=extras, force=force, progress=progress)
-            await uninterrupted(asyncio.to_thread(_save, store, built, progress))
+            await uninterrupted(asyncio.to_thread(save_to_store, store, built.tag, built.image_id))
             return built
     started = time.monotonic()
     context = await asyncio.to_thread(lambda: BuildContext.read(context_root(), extras))
@@ -82,17 +82,17 @@ async def ensure_stored(
     return BuiltImage.of(tag, image_id, image.size_bytes, _labels(image), fresh=fresh, started_s=started)
 
 
-def _save(store: ImageStore, built: BuiltImage, progress: Progress) -> None:
-    """Puts what `docker save` writes into the store, unless it is there."""
-    there = store.find(built.tag)
-    if there is not None and built.image_id == f"sha256:{there.digest}":
+def save_to_store(store: ImageStore, tag: str, image_id: str) -> None:
+    """Puts what `docker save` writes into the store, unless it is there. Blocks. Raises EnvironmentUnusable."""
+    there = store.find(tag)
+    if there is not None and image_id == f"sha256:{there.digest}":
         return
     try:
         with store.draft() as draft, closing(connect(ENGINE_TIMEOUT_S)) as engine:
             saved = draft / "saved.tar"
             with saved.open("wb") as file:
-                file.writelines(engine.get_image(built.image_id, chunk_size=_CHUNK_BYTES))
-            store.put(saved, built.tag)
+                file.writelines(engine.get_image(image_id, chunk_size=_CHUNK_BYTES))
+            store.put(saved, tag)
     except (DockerException, requests.RequestException) as error:
         raise EnvironmentUnusable(why_unreachable(error)) from None
 
@@ -109,7 +109,7 @@ async def _build(
     user_namespace()  # or why there can be none
     # gVisor may keep to itself what a step writes into the root.
     program = find_runtime(USUAL[0] if is_gvisor(runtime) else runtime)
-    _demand_programs(debian=base_image is None and not store.base(DEBIAN_BASE).exists())
+    demand_programs(debian=base_image is None and not store.base(DEBIAN_BASE).exists())
     name = base_image or DEBIAN_BASE
     with store.draft() as draft:
         builder = Buildah(draft, program, progress)
@@ -117,7 +117,8 @@ async def _build(
             await builder.begin(None, await _debian(store, draft, progress))
         elif is_path(base_image):
             unpacking = asyncio.to_thread(_unpacked, base_image, draft / "base")
-            await builder.begin(None, *await uninterrupted(unpacking))
+            root, environment = await uninterrupted(unpacking)
+            await builder.begin(None, root, [f"--env={entry}" for entry in environment])
         else:
             try:
                 await builder.begin(base_image)
@@ -136,7 +137,7 @@ async def _build(
         return await uninterrupted(asyncio.to_thread(store.put, draft / "image.tar", tag))
 
 
-def _demand_programs(*, debian: bool) -> None:
+def demand_programs(*, debian: bool) -> None:
     """`debian`: a base is made of its packages. Raises EnvironmentUnusable, which names the command that helps."""
     missing = missing_packages()
     if debian and shutil.which("mmdebstrap") is None:

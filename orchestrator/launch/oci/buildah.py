@@ -2,7 +2,7 @@
 
 All that buildah keeps is below one folder, which goes with the build. All that it starts is in a PID namespace of
 its own: when this process ends in any way, `kill -9` included, the kernel ends the build. Steps run in containers
-of the OCI runtime, without a network, and know nothing of this process' environment.
+of the OCI runtime, without a network unless asked, and know nothing of this process' environment.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ANY_IMAGE = '{"default": [{"type": "insecureAcceptAnything"}]}'  # what was mad
 _PROGRAMS = {"buildah": "buildah", "setpriv": "util-linux", "unshare": "util-linux"}
 _ALONE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 _AS_ROOT = ("setpriv", "--pdeathsig", "KILL", "buildah", "unshare")  # of a user namespace
-_STEP = re.compile(r"(\[\d+/\d+\] )?STEP \d+/\d+: ")
-_OWN_LINE = re.compile(
+STEP = re.compile(r"(\[\d+/\d+\] )?STEP \d+/\d+: ")
+OWN_LINE = re.compile(
     r"time=\"|error running container|Getting image|Copying |Writing manifest|Storing |-->|\[Warning\] one"
 )
-_FAILED_STEP = re.compile(r"while running runtime: exit status (\d+)$")
+FAILED_STEP = re.compile(r"while running runtime: exit status (\d+)$")
 _WHERE = re.compile(r'^Error: (building at STEP ".*?": |committing container for step \{.*\}: )?')
 _REASON_CHARS = 300
 
@@ -41,9 +41,17 @@ _REASON_CHARS = 300
 class Buildah:
     """One build. `folder`: an empty one, for all that there is of it. `runtime`: the OCI runtime's path."""
 
-    def __init__(self, folder: Path, runtime: str, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        runtime: str,
+        progress: Callable[[str], None],
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._folder = folder
         self._progress = progress
+        self._timeout_s = timeout_s
         for place in (folder / _HOME, storage := folder / _STORAGE, storage / "tmp"):
             place.mkdir(mode=0o700)
         (folder / _POLICY).write_text(_ANY_IMAGE)
@@ -60,18 +68,26 @@ class Buildah:
         if "REGISTRY_AUTH_FILE" not in os.environ and logins.is_file():
             self._environment["REGISTRY_AUTH_FILE"] = str(logins)
 
-    async def begin(self, image: str | None, root: Path | None = None, environment: Sequence[str] = ()) -> None:
-        """Makes the base of what is built: `image` from a registry, else the files in `root`, a folder or a tar.
-        Raises EnvironmentUnusable."""
+    async def begin(
+        self, image: str | None, root: Path | None = None, config: Sequence[str] = (), *, name: str = _BASE
+    ) -> None:
+        """Makes an image to build on, called `name`: `image` from a registry, else the files in `root`, a folder
+        or a tar. `config`: options of `buildah config`. Raises EnvironmentUnusable."""
         policy = () if image else self._policy
         await self._call("from", *policy, "--name", "base", f"docker://{image}" if image else "scratch")
         if root is not None:
             await self._call("add", "--quiet", "base", str(root), "/")
-        if environment:
-            await self._call("config", *(f"--env={entry}" for entry in environment), "base")
+        if config:
+            await self._call("config", *config, "base")
         # In one layer: buildah counts those of images without a history wrongly.
         options = ("--quiet", "--identity-label=false", "--squash")
-        await self._call("commit", *self._policy, *options, "base", _BASE)
+        await self._call("commit", *self._policy, *options, "base", name)
+        if name != _BASE:
+            await self._call("rm", "base")
+
+    async def save(self, out: Path) -> None:
+        """Writes the base to `out` as `docker save` would. Raises EnvironmentUnusable."""
+        await self._call("push", "--quiet", *self._policy, _BASE, f"docker-archive:{out}")
 
     async def run(self, argv: Sequence[str]) -> str:
         """The last line that a program prints in the base; none if it fails."""
@@ -81,20 +97,29 @@ class Buildah:
     async def build(self, context: IO[bytes], dockerfile: str, arguments: Mapping[str, str], out: Path) -> None:
         """Carries out `dockerfile` of the build context, a tar, with the base in the place of its first FROM.
         Writes to `out` what `docker save` would. Raises EnvironmentUnusable."""
-        options = ["--network=none", "--no-hosts", "--http-proxy=false", "--pull=never", "--layers=false"]
-        options += ["--identity-label=false", "--format=docker", "--from", _BASE]
-        if not self._rootless:
-            options += ["--cgroup-parent", f"/{_group(self._folder)}"]
+        options = ["--network=none", "--no-hosts", "--http-proxy=false", "--from", _BASE]
         options += [f"--build-arg={name}={value}" for name, value in arguments.items()]
-        argv = ("build", *self._policy, *options, "-f", dockerfile, "-t", f"docker-archive:{out}", "-")
-        await self._call(*argv, stdin=context)
+        code, tail = await self.try_build(context, dockerfile, options, out)
+        self._demand(code, tail)
+
+    async def try_build(
+        self, context: IO[bytes], dockerfile: str, options: Sequence[str], out: Path
+    ) -> tuple[int, tuple[str, ...]]:
+        """As `build`, with these `options`. Returns the exit code and the last lines."""
+        fixed = ["--pull=never", "--layers=false", "--identity-label=false", "--format=docker"]
+        if not self._rootless:
+            fixed += ["--cgroup-parent", f"/{_group(self._folder)}"]
+        argv = ("build", *self._policy, *fixed, *options, "-f", dockerfile, "-t", f"docker-archive:{out}", "-")
+        return await self._carried_out(*argv, stdin=context)
 
     @property
     def _policy(self) -> tuple[str, str]:
         return "--signature-policy", str(self._folder / _POLICY)
 
-    async def _call(self, *argv: str, stdin: IO[bytes] | None = None) -> None:
-        code, tail = await self._carried_out(*argv, stdin=stdin)
+    async def _call(self, *argv: str) -> None:
+        self._demand(*await self._carried_out(*argv))
+
+    def _demand(self, code: int, tail: Sequence[str]) -> None:
         if code != 0:
             raise EnvironmentUnusable(f"the image could not be built: {why_failed(tail) or f'exit code {code}'}")
 
@@ -103,7 +128,7 @@ class Buildah:
         where = ("--storage-driver", "vfs", "--root", str(storage / "root"), "--runroot", str(storage / "run"))
         return await run_program(
             [*(_AS_ROOT if self._rootless else ()), *_ALONE, "buildah", *where, *argv],
-            timeout_s=TIMEOUT_S,
+            timeout_s=self._timeout_s,
             progress=self._show if stdin else lambda line: None,  # the rest says nothing of interest
             env=self._environment,
             cwd=self._folder / _HOME,  # it looks for the Dockerfile here first
@@ -111,9 +136,9 @@ class Buildah:
         )
 
     def _show(self, line: str) -> None:
-        if _STEP.match(line):
+        if STEP.match(line):
             self._progress(printable(line.partition(";")[0]))
-        elif not _OWN_LINE.match(line):
+        elif not OWN_LINE.match(line):
             self._progress(printable(line))
 
 
@@ -127,10 +152,10 @@ def why_failed(tail: Sequence[str]) -> str:
     errors = [line for line in tail if line.startswith("Error: ")]
     if not errors:
         return ""
-    if (failed := _FAILED_STEP.search(errors[-1])) is None:
+    if (failed := FAILED_STEP.search(errors[-1])) is None:
         return printable(_WHERE.sub("", errors[-1]))[:_REASON_CHARS]
-    output = [line for line in tail if line != errors[-1] and not _OWN_LINE.match(line)]
-    last = output[-1] if output and not _STEP.match(output[-1]) else f"exit code {failed[1]}"
+    output = [line for line in tail if line != errors[-1] and not OWN_LINE.match(line)]
+    last = output[-1] if output and not STEP.match(output[-1]) else f"exit code {failed[1]}"
     return printable(last)[:_REASON_CHARS]
 
 

@@ -13,23 +13,27 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.hardening import CHANNEL_PLACE, MIN_MEMORY_BYTES, writable_places
-from orchestrator.launch.names import RUNTIME_MOUNT, is_path
+from orchestrator.launch.image.site import CA_PLACE
+from orchestrator.launch.names import RUNTIME_MOUNT, TASK_REPOSITORY, is_path
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.buildah import remove_build
 from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
 from orchestrator.launch.uids import UidPair
+from orchestrator.launch.uses import BuiltImage
 
+_ID = re.compile("sha256:([0-9a-f]{64})")
 ROOT = "rootfs"  # an image's files, in its folder
 _MOUNT_POINTS = ("/proc", "/dev", "/sys", RUNTIME_MOUNT)
 _LEFT_BY_BUILDERS = ("hostname", "resolv.conf")  # in /etc: empty files, on which they have mounted theirs
@@ -61,11 +65,18 @@ class ImageStore:
         self.folder = folder or Path(base) / "rollout-orchestrator" / "oci"
 
     def find(self, name: str) -> StoredImage | None:
-        """The image of this name, or in the file or folder of this path; None: it is not in the store."""
+        """The image of this name or id, or in the file or folder of this path; None: it is not in the store."""
         if is_path(name):
             with Archive(Path(name).expanduser()) as archive:
                 return self._read(self._image(archive.digest))
+        if match := _ID.fullmatch(name):
+            return self._read(self._image(match[1]))
         return self._read(self._name(name))
+
+    def use(self, image: StoredImage) -> None:
+        """Notes that the image is used now, for `remove_unused`. Blocks. Raises EnvironmentUnusable."""
+        with self._room():
+            os.utime(image.folder / "image.json")
 
     def put(self, archive: Path, name: str | None = None) -> StoredImage:
         """Unpacks an image unless it is there, and calls it `name`. Raises EnvironmentUnusable."""
@@ -129,6 +140,27 @@ class ImageStore:
             in_use = {place.resolve() for place in self._entries("names")}
             leftovers = [folder for folder in self._entries("images") if folder.resolve() not in in_use]
             return sum(self._try_removal(folder) for folder in (*leftovers, *self._entries("drafts")))
+
+    def built(self) -> list[BuiltImage]:
+        """The images of tasks' Dockerfiles."""
+        named = ((unquote(place.name), place) for place in self._entries("names"))
+        return [
+            BuiltImage(tag, f"sha256:{image.digest}", (place / "image.json").stat().st_mtime, image.size_bytes)
+            for tag, place in named
+            if tag.startswith(f"{TASK_REPOSITORY}:") and (image := self._read(place)) is not None
+        ]
+
+    def remove(self, images: Sequence[BuiltImage]) -> int:
+        """Removes those that nobody uses. Returns how many."""
+        if not images:
+            return 0
+        count = 0
+        with self._alone():
+            for image in images:
+                if self._try_removal(self._image(image.image_id.removeprefix("sha256:"))):
+                    self._name(image.tag).unlink()
+                    count += 1
+        return count
 
     # ------------------------------------------------------------ places
 
@@ -238,6 +270,8 @@ def _complete(root: Path) -> None:
     }
     with Tree(root) as tree:
         tree.change(OPEN)  # every user of a sandbox passes here
+        if tree.kind(CA_PLACE[1:]) == (stat.S_IFREG, 0):  # left by buildah, as those in /etc
+            tree.remove(CA_PLACE[1:])
         for target, mode in points.items():
             with _demanding(target):
                 tree.enter(target.strip("/").split("/"), links=False)

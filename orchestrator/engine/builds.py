@@ -1,0 +1,120 @@
+"""Brings tasks that have a Dockerfile to their images, ahead of their rollouts and in none of their slots."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import BuildError, EnvironmentUnusable
+from orchestrator.launch.uses import Uses
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.waits import uninterrupted
+from orchestrator.settings.sandbox import SandboxSettings
+from orchestrator.types import BadTask, Task
+
+if TYPE_CHECKING:
+    from orchestrator.launch.image.task_images import TaskImages
+
+PARALLEL = 2  # builds at a time: they share the disk and the network with rollouts
+_TRIES = 3  # where the machine is at fault: its Engine may be restarting
+_BETWEEN_TRIES = Backoff(first_s=5.0, most_s=60.0)
+
+
+class Builds:
+    """Of one run; made and closed in its event loop."""
+
+    def __init__(self, env: SandboxSettings, say: Callable[[str], None]) -> None:
+        self._env = env
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Semaphore(PARALLEL)
+        self._opening = asyncio.Lock()
+        self._images: TaskImages | None = None
+        self._uses: Uses | None = None
+        self._ids: dict[str, asyncio.Task[str]] = {}  # of images, by the paths of their Dockerfiles
+        self._stopped = False
+
+    def begin(self, task: Task) -> Future[Task | BadTask]:
+        """The task with its image, or a BadTask with the reason why there is none. Where the run is being stopped,
+        it is cancelled, or the task as it was. Fails with EnvironmentUnusable where the machine cannot build.
+        Thread-safe."""
+        return asyncio.run_coroutine_threadsafe(self._begun(task), self._loop)
+
+    def stop(self) -> None:
+        """No build is begun any more, and those under way are cancelled."""
+        self._stopped = True
+        for building in self._ids.values():
+            building.cancel()
+
+    async def aclose(self) -> None:
+        """Returns when nothing of a build is left."""
+        self.stop()
+        await asyncio.gather(*self._ids.values(), return_exceptions=True)
+        if self._uses is not None:
+            self._uses.close()
+
+    async def _begun(self, task: Task) -> Task | BadTask:
+        path = task.dockerfile
+        if self._stopped or path is None:
+            return task
+        if reason := self._refusal:
+            return BadTask(task.task_id, reason)
+        if path not in self._ids:
+            self._ids[path] = asyncio.create_task(self._image(Path(path)), name=f"image of {path}")
+        try:
+            image = await asyncio.shield(self._ids[path])  # others may wait for it too
+        except BuildError as error:
+            return BadTask(task.task_id, str(error))
+        return replace(task, image=image)
+
+    @property
+    def _refusal(self) -> str:
+        """Why no Dockerfile is built in this run; empty: they are."""
+        if self._env.launcher == "process":
+            return "its Dockerfile makes a sandbox of its own, which the launcher process has not"
+        if not self._env.dockerfiles:
+            return "its Dockerfile is not built: give --env.dockerfiles if you trust where the tasks come from"
+        return ""
+
+    async def _image(self, path: Path) -> str:
+        async with self._room:
+            for failures in itertools.count():
+                await asyncio.sleep(_BETWEEN_TRIES.pause_s(failures))
+                try:
+                    images, uses = await self._opened()
+                    image = await images.image(path)
+                    await asyncio.to_thread(uses.add, image)
+                    return image
+                except EnvironmentUnusable as error:
+                    if failures + 1 == _TRIES:
+                        raise
+                    self._say(f"{path} cannot be built now, it is tried again: {error}")
+        raise AssertionError("there is no last failure but the one that is raised")
+
+    async def _opened(self) -> tuple[TaskImages, Uses]:
+        async with self._opening:
+            if self._uses is None:
+                self._uses = await uninterrupted(asyncio.to_thread(Uses))
+            if self._images is None:
+                self._images = await _open(self._env, self._say)
+            return self._images, self._uses
+
+
+async def _open(env: SandboxSettings, say: Callable[[str], None]) -> TaskImages:
+    """What makes images for the run's launcher; imported by runs that need it. Raises EnvironmentUnusable."""
+    from orchestrator.launch.image.docker_builder import DockerBuilder
+    from orchestrator.launch.image.site import Site
+    from orchestrator.launch.image.task_images import Builder, TaskImages
+    from orchestrator.launch.oci.task_builder import open_builder
+
+    builder: Builder
+    if env.launcher == "docker":
+        builder = DockerBuilder(env.build_network, Site.of(), parallel=PARALLEL)
+    else:
+        builder = await open_builder(env.build_network, Site.of(), env.oci_runtime, parallel=PARALLEL)
+    return TaskImages(builder, env.base_images or {}, env.build_timeout, say)

@@ -1,0 +1,326 @@
+"""Images of tasks' Dockerfiles: who waits for them, what a failed one costs, and that each is made once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from orchestrator.engine.builds import Builds
+from orchestrator.engine.draws import AHEAD, Draw, Draws
+from orchestrator.errors import BuildError, EnvironmentUnusable
+from orchestrator.launch.image.task_images import TaskImages
+from orchestrator.launch.uses import BuiltImage, Uses, images_in_use, unwanted
+from orchestrator.rules.observer import Listener, Observer
+from orchestrator.settings.sources import load_config
+from orchestrator.types import BadTask, Task
+from tests.fakes.held_rollouts import Held, held, until
+
+PLAIN = Task("plain", "What is 6 times 7?", "42")
+A, B, C = (replace(PLAIN, task_id=name, dockerfile=f"/{name}") for name in "abc")
+
+# ---------------------------------------------------------------- draws
+
+
+class Building:
+    """Futures of builds, by task."""
+
+    def __init__(self, *broken: str) -> None:
+        self.begun: list[str] = []
+        self.futures: dict[str, Future[Task | BadTask]] = {}
+        self.broken = broken
+
+    def __call__(self, task: Task) -> Future[Task | BadTask]:
+        self.begun.append(task.task_id)
+        return self.futures.setdefault(task.task_id, Future())
+
+    def end(self, *tasks: Task) -> None:
+        for task in tasks:
+            bad = BadTask(task.task_id, "it fails")
+            future = self.futures.setdefault(task.task_id, Future())
+            future.set_result(bad if task.task_id in self.broken else replace(task, image=f"of-{task.task_id}"))
+
+
+def ids(draws: Iterable[Draw]) -> list[tuple[int, str, str | None]]:
+    return [(d.number, d.task.task_id, getattr(d.task, "image", "bad")) for d in draws]
+
+
+def test_only_tasks_with_a_dockerfile_wait_for_an_image() -> None:
+    building = Building()
+    draws = Draws(lambda task: task, building).once([A, PLAIN, B, PLAIN], epoch=None, size=None)
+    assert ids(islice(draws, 2)) == [(1, "plain", None), (3, "plain", None)]
+    assert building.begun == ["a", "b"]
+    building.end(B)
+    assert ids(islice(draws, 1)) == [(2, "b", "of-b")]
+    building.end(A)
+    assert ids(draws) == [(0, "a", "of-a")]
+
+
+def test_no_more_images_are_made_ahead_than_a_few() -> None:
+    building = Building()
+    tasks = [replace(A, task_id=f"t{n}") for n in range(3 * AHEAD)]
+    building.end(tasks[5])
+    draws = Draws(lambda task: task, building).once(tasks, epoch=None, size=None)
+    assert ids(islice(draws, 1)) == [(5, "t5", "of-t5")]
+    building.end(tasks[6])
+    assert ids(islice(draws, 1)) == [(6, "t6", "of-t6")]
+    building.end(tasks[0])
+    assert ids(islice(draws, 1)) == [(0, "t0", "of-t0")]
+    assert len(building.begun) <= AHEAD + 3
+
+
+def test_a_task_without_an_image_counts_as_bad_and_another_takes_its_place() -> None:
+    building = Building("a")
+    building.end(A, B, C)
+    draws = Draws(lambda task: task, building)
+    assert ids(draws.several([A, B, C, PLAIN], 2, epoch=None, rounds=False)) == [
+        (0, "a", "bad"), (1, "b", "of-b"), (2, "c", "of-c"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_bad_builds_come_in_the_first_round_alone_whenever_they_end(late: bool) -> None:
+    building = Building("b")
+    building.end(*(() if late else (A, B)))
+    draws = Draws(lambda task: task, building).several([PLAIN, A, B], 5, epoch=None, rounds=True)
+    drawn = list(islice(draws, 1))
+    building.end(*((B, A) if late else ()))
+    assert sorted(ids([*drawn, *draws])) == [
+        (0, "plain", None), (1, "a", "of-a"), (2, "b", "bad"), (3, "plain", None), (4, "a", "of-a"),
+        (5, "plain", None),
+    ]  # fmt: skip
+
+
+def test_rounds_end_where_no_image_can_be_made() -> None:
+    building = Building("a", "b")
+    building.end(A, B)
+    draws = Draws(lambda task: task, building).several([A, B], 5, epoch=None, rounds=True)
+    assert ids(draws) == [(0, "a", "bad"), (1, "b", "bad")]
+
+
+def test_nothing_is_built_for_what_an_earlier_process_did() -> None:
+    building = Building()
+    building.end(C)
+    draws = Draws(lambda task: task, building).several(
+        [A, B, C], 4, epoch=None, rounds=True, done={0}.__contains__, bad={1}.__contains__
+    )
+    # B was bad: it comes no more. A was made, and is made again in the next round.
+    assert ids(islice(draws, 3)) == [(0, "a", None), (1, "b", "bad"), (2, "c", "of-c")]
+    building.end(A)
+    assert sorted(ids(draws)) == [(3, "a", "of-a"), (4, "c", "of-c")]
+    assert "b" not in building.begun
+
+
+def test_a_draw_whose_build_is_cancelled_comes_as_it_was() -> None:
+    building = Building()
+    draws = Draws(lambda task: task, building).once([A], epoch=None, size=None)
+    building(A).cancel()
+    building(A).set_running_or_notify_cancel()  # as asyncio does when it cancels the coroutine
+    assert ids(draws) == [(0, "a", None)]
+
+
+# ---------------------------------------------------------------- the engine
+
+
+class Told(Listener):
+    def __init__(self) -> None:
+        self.bad: list[str] = []
+
+    def bad_task(self, task: BadTask) -> None:
+        self.bad.append(f"{task.task_id}: {task.reason}")
+
+
+class FakeBuilds:
+    def __init__(self, building: Building) -> None:
+        self.begin = building
+
+    def stop(self) -> None:
+        for future in self.begin.futures.values():
+            if future.cancel():
+                future.set_running_or_notify_cancel()
+
+
+@asynccontextmanager
+async def engine_of(building: Building, *listeners: Listener) -> AsyncIterator[Held]:
+    """An engine whose images come when the test says so."""
+    async with held(Observer(listeners=list(listeners)), group_size=1) as engine:
+        shared = engine.orchestrator.shared
+        assert shared.opened is not None
+        shared.opened = replace(shared.opened, builds=FakeBuilds(building))  # type: ignore[arg-type]
+        yield engine
+
+
+async def groups_of(engine: Held, tasks: list[Task | BadTask]) -> list[tuple[int, str | None]]:
+    async with aclosing(engine.orchestrator.groups(tasks)) as groups:
+        return [(group.number, group.task.image) async for group in groups]
+
+
+async def test_rollouts_go_on_while_an_image_is_made_and_a_failed_one_is_a_bad_task() -> None:
+    building, told = Building("b"), Told()
+    async with engine_of(building, told) as engine:
+        run = asyncio.create_task(groups_of(engine, [A, B, PLAIN, PLAIN, PLAIN]))
+        await engine.runs("g2-r0-a0", "g3-r0-a0")  # both slots, whatever waits for images
+        engine.completer.let_all_go()
+        await until(lambda: len(engine.completer.asked) == 3 and not engine.running)
+        building.end(B, A)
+        assert sorted(await run) == [(0, "of-a"), (2, None), (3, None), (4, None)]
+    assert told.bad == ["b: it fails"]
+
+
+async def test_a_machine_that_cannot_build_ends_the_run() -> None:
+    building = Building()
+    async with engine_of(building) as engine:
+        run = asyncio.create_task(groups_of(engine, [PLAIN, A]))
+        await until(lambda: building.begun == ["a"])
+        building.futures["a"].set_exception(EnvironmentUnusable("Docker is not running here"))
+        with pytest.raises(EnvironmentUnusable, match=r"^Docker is not running here$"):
+            await run
+
+
+async def test_a_drain_waits_for_no_image() -> None:
+    building, told = Building(), Told()
+    async with engine_of(building, told) as engine:
+        run = asyncio.create_task(groups_of(engine, [PLAIN, A, B]))
+        await until(lambda: building.begun == ["a", "b"])
+        await engine.runs("g0-r0-a0")
+        engine.orchestrator.drain()
+        engine.completer.let_all_go()
+        assert await run == [(0, None)]
+        assert engine.orchestrator.cut_short
+    assert told.bad == []
+
+
+# ---------------------------------------------------------------- images
+
+
+class FakeBuilder:
+    """Builds nothing, and says what it was asked for."""
+
+    first = "LABEL a=b"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.built: dict[str, str] = {}
+        self.ids = {"base": "id-1"}
+        self.hangs = False
+
+    async def base(self, image: str) -> str:
+        self.asked.append(f"base {image}")
+        await asyncio.sleep(0)
+        return self.ids.get(image, f"id-of-{image}")
+
+    def name_in_build(self, image: str) -> str:
+        return f"local/{image}"
+
+    async def find(self, tag: str) -> str | None:
+        return self.built.get(tag)
+
+    async def build(self, context: IO[bytes], bases: tuple[str, ...], tag: str, labels: Mapping[str, str]) -> str:
+        self.asked.append(f"build on {' '.join(bases)}")
+        await asyncio.sleep(3600 if self.hangs else 0)
+        self.built[tag] = f"image-{len(self.built)}"
+        return self.built[tag]
+
+
+def dockerfile(folder: Path, text: str = "FROM base\n") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text(text)
+    return folder / "Dockerfile"
+
+
+def images(builder: FakeBuilder, table: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> TaskImages:
+    return TaskImages(builder, table or {}, timeout_s, lambda line: None)
+
+
+async def test_equal_folders_are_built_once(tmp_path: Path) -> None:
+    builder = FakeBuilder()
+    made, paths = images(builder), [dockerfile(tmp_path / name) for name in ("one", "two", "three")]
+    assert set(await asyncio.gather(*map(made.image, paths))) == {"image-0"}
+    assert builder.asked == ["base base", "build on base"]
+    assert await images(builder).image(paths[0]) == "image-0"  # nor in the next run
+
+
+async def test_another_base_or_another_text_is_another_image(tmp_path: Path) -> None:
+    builder, path = FakeBuilder(), dockerfile(tmp_path)
+    before = await images(builder).image(path)
+    builder.ids["base"] = "id-2"
+    after = await images(builder).image(path)
+    mapped = await images(builder, {"base": "mine"}).image(path)
+    assert len({before, after, mapped}) == 3
+    assert builder.asked[-1] == "build on mine"
+
+
+async def test_a_build_that_hangs_ends_at_its_time(tmp_path: Path) -> None:
+    builder = FakeBuilder()
+    builder.hangs = True
+    with pytest.raises(BuildError, match=r"^its Dockerfile was not built within 0.1 s \(env.build_timeout\)$"):
+        await images(builder, timeout_s=0.1).image(dockerfile(tmp_path))
+
+
+async def test_no_room_for_a_context_is_the_machine_s_doing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dockerfile(tmp_path)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Path("/dev/full").open("r+b", buffering=0))  # noqa: SIM115
+    with pytest.raises(EnvironmentUnusable, match=r"No space left on device in .*: make room, or set TMPDIR"):
+        await images(FakeBuilder()).image(path)
+
+
+@pytest.mark.parametrize(
+    ("env", "why"), [({"launcher": "process"}, "launcher process"), ({"dockerfiles": False}, "trust")]
+)
+async def test_where_nothing_is_built_the_task_says_why(env: dict[str, Any], why: str, tmp_path: Path) -> None:
+    builds = Builds(load_config(env=env, environ={}).env, print)
+    bad = await asyncio.wrap_future(builds.begin(replace(A, dockerfile=str(dockerfile(tmp_path)))))
+    assert isinstance(bad, BadTask)
+    assert why in bad.reason
+    assert await asyncio.wrap_future(builds.begin(PLAIN)) is PLAIN
+    await builds.aclose()
+    assert await asyncio.wrap_future(builds.begin(A)) is A
+
+
+# ---------------------------------------------------------------- uses
+
+
+def test_images_are_in_use_while_the_run_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert images_in_use() is None
+    one, two = Uses(), Uses()
+    assert images_in_use() == set()
+    one.add("sha256:a")
+    one.add("sha256:b")
+    two.add("sha256:b")
+    assert images_in_use() == {"sha256:a", "sha256:b"}
+    one.close()
+    assert images_in_use() == {"sha256:b"}
+    two.close()
+    assert images_in_use() is None
+    assert list((tmp_path / "rollout-orchestrator" / "uses").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("used_before", "keep_bytes", "in_use", "gone"),
+    [
+        (0.0, None, "", ""),
+        (25.0, None, "", "ab"),
+        (25.0, None, "a", "b"),
+        (0.0, 30, "", ""),
+        (0.0, 20, "", "a"),
+        (0.0, 19, "", "ab"),
+        (0.0, 0, "b", "ac"),
+        (25.0, 0, "", "abc"),
+    ],
+)
+def test_the_longest_unused_images_go_by_age_and_by_size(
+    used_before: float, keep_bytes: int | None, in_use: str, gone: str
+) -> None:
+    images = [BuiltImage(name, name, at, 10) for name, at in (("c", 30.0), ("a", 10.0), ("b", 20.0))]
+    out = unwanted(images, used_before=used_before, keep_bytes=keep_bytes, in_use=set(in_use))
+    assert "".join(image.tag for image in out) == gone

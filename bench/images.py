@@ -27,8 +27,8 @@ from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.control_groups import control_groups, group_files
-from orchestrator.launch.docker import request
 from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.request import create_body
 from orchestrator.launch.names import RUNTIME_MOUNT
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.machine import why_not_here
@@ -110,15 +110,13 @@ def _as_it_is() -> Iterator[None]:
 
 @contextmanager
 def _within() -> Iterator[None]:
-    original = request.create_body
-
     def without_mount(*arguments: Any) -> dict[str, Any]:
-        body = original(*arguments)
+        body = create_body(*arguments)
         mounts = body["HostConfig"]["Mounts"]
         body["HostConfig"]["Mounts"] = [mount for mount in mounts if mount["Target"] != RUNTIME_MOUNT]
         return body
 
-    with patch(f"{DockerLauncher.__module__}.create_body", without_mount):
+    with patch("orchestrator.launch.docker.launcher.create_body", without_mount):
         yield
 
 

@@ -40,6 +40,7 @@ from orchestrator.settings.config import Config
 from orchestrator.types import SandboxExit, SandboxSpec
 
 _ENGINE_TIMEOUT_S = 120
+_CURE = "where a sandbox has files of its own, the image may have no links"
 
 
 def run(config: Config, image: str) -> int:
@@ -51,7 +52,7 @@ def run(config: Config, image: str) -> int:
         kind = "oci" if is_path(image) else "docker"
     facts = list(_looked_at(image) if kind == "docker" else _looked_at_without_engine(image))
     if not any(fact.cure for fact in facts):
-        facts.append(asyncio.run(_started(image, kind, runtime)))
+        facts.append(asyncio.run(_started(kind, runtime, _spec(config, image))))
     width = max(len(fact.name) for fact in facts)
     for fact in facts:
         print(f"{'WRONG' if fact.cure else 'ok':5}  {fact.name:{width}}  {fact.result}")
@@ -118,14 +119,14 @@ def _looked_at_without_engine(name: str) -> Iterator[Fact]:
     yield from _facts(name, {"Config": image.config}, entries)
 
 
-def _spec(image: str) -> SandboxSpec:
+def _spec(config: Config, image: str) -> SandboxSpec:
     """A sandbox of the default size."""
-    return replace(Config().sandbox_spec(), image=image)
+    return replace(Config().sandbox_spec(), image=image, runtime=config.sandbox_spec().runtime)
 
 
-async def _started(name: str, kind: str, runtime: str) -> Fact:
+async def _started(kind: str, runtime: str, spec: SandboxSpec) -> Fact:
     """A sandbox of the default size, started as for a rollout. Raises EnvironmentUnusable."""
-    spec, run_id = _spec(name), secrets.token_hex(8)
+    run_id = secrets.token_hex(8)
     launcher = make_launcher(
         kind,
         run_id,
@@ -148,7 +149,11 @@ async def _started(name: str, kind: str, runtime: str) -> Fact:
                 try:
                     launcher.demand_confined(parked, spec)
                 except EnvironmentUnusable as error:
-                    return Fact("sandbox", str(error), "sandboxes' places may not be links in the image")
+                    return Fact(
+                        "sandbox",
+                        str(error),
+                        "as in ours: where a sandbox has its own files, the image may have no links",
+                    )
     except TimeoutError:
         return Fact("sandbox", f"not ready within {PARK_TIMEOUT_S:g} s", "see what its start waits for")
     except (RolloutError, ProtocolError) as error:

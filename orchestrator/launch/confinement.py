@@ -52,7 +52,8 @@ def verify_confinement(
     """What a sandbox made from `spec` lacks by its own report: a line each, beginning with the measure. `volumes`:
     places of its image that are mounted read-only."""
     demands = harden(spec, UidPair(seen.runner_uid, seen.worker_uid), Path("/"))
-    problems = _problems(seen, demands, volumes)
+    gvisor = spec.runtime is not None and is_gvisor(spec.runtime)
+    problems = (*_problems(seen, demands), *_mounts(seen, demands, volumes, gvisor=gvisor))
     return [f"{measure}: {text} (seen inside)" for measure, text in problems if measure not in waived]
 
 
@@ -65,7 +66,7 @@ def untold_by(runtime: str | None) -> frozenset[str]:
     return _UNTOLD_BY_GVISOR if runtime is not None and is_gvisor(runtime) else NO_MEASURES
 
 
-def _problems(seen: Confinement, demands: Hardening, volumes: Collection[str]) -> Iterator[tuple[str, str]]:
+def _problems(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]]:
     """(measure, what is wrong)."""
     if seen.capability_bounding_set & ~_ALLOWED_CAPABILITIES:
         yield "capabilities", f"bounding set {seen.capability_bounding_set:#x}"
@@ -92,7 +93,6 @@ def _problems(seen: Confinement, demands: Hardening, volumes: Collection[str]) -
     if demands.root is not None:
         yield from _root(seen, demands.root)
     yield from _tmpfs(seen, demands.tmpfs)
-    yield from _mounts(seen, demands, volumes)
 
 
 def _limits(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]]:
@@ -131,14 +131,18 @@ def _root(seen: Confinement, bounds: RootBounds) -> Iterator[tuple[str, str]]:
         yield "root_size", "/ is not nosuid and nodev"
 
 
-def _mounts(seen: Confinement, demands: Hardening, volumes: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Every mount must be an expected one, and read-only where it should be."""
+def _mounts(
+    seen: Confinement, demands: Hardening, volumes: Collection[str], *, gvisor: bool
+) -> Iterator[tuple[str, str]]:
+    """Every mount must be an expected one, and read-only where it should be. gVisor shows no more of a mount."""
     ours = {*(place.target for place in demands.tmpfs), *MASKED_PATHS, *READ_ONLY_PATHS, *_USUAL}
     # An ordinary user can make no devices: a runtime mounts the machine's own there.
     ours |= {f"/dev/{name}" for name in _DEVICES}
     runtime = [mount for mount in seen.mounts if mount.target == RUNTIME_MOUNT]
-    if len(runtime) != 1 or not (runtime[0].no_suid and runtime[0].no_dev):
-        yield "mounts", f"{RUNTIME_MOUNT} is mounted {len(runtime)} times, or not nosuid and nodev"
+    if len(runtime) != 1:
+        yield "mounts", f"{RUNTIME_MOUNT} is mounted {len(runtime)} times"
+    elif not (gvisor or (runtime[0].no_suid and runtime[0].no_dev)):
+        yield "mounts", f"{RUNTIME_MOUNT} is not nosuid and nodev"
     read_only = {*_USUAL_READ_ONLY, *volumes}
     if demands.root is not None:
         ours.add("/")

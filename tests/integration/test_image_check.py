@@ -148,7 +148,7 @@ def test_what_is_not_used_of_an_image_is_told(build: Build) -> None:
     [
         (UNREADABLE, "packages", "chmod -R a+rX /opt/packages"),
         (OLD, "packages", "packages go to /opt/packages now"),
-        (IN_THE_WAY, "sandbox", "may not be links"),
+        (IN_THE_WAY, "sandbox", "may have no links"),
     ],
     ids=["unreadable", "old", "in the way"],
 )

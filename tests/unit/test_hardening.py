@@ -446,7 +446,12 @@ def test_bounds_and_layers_go_with_a_writable_root_alone(wrong: dict[str, Any]) 
 
 def test_what_gvisor_does_not_show_is_not_asked_of_it() -> None:
     seen = replace(CONFINED, no_new_privileges=False, seccomp_mode=0, root_read_only=False)
-    assert verify_confinement(seen, SPEC, untold_by("runsc")) == []
+    spec, bare = replace(SPEC, runtime="runsc"), replace(RUNTIME, no_suid=False, no_dev=False)
+    others = tuple(mount for mount in CONFINED.mounts if mount is not RUNTIME)
+    assert verify_confinement(replace(seen, mounts=(*others, bare)), spec, untold_by("runsc")) == []
+    seen_writable = replace(seen, mounts=(*others, replace(bare, read_only=False)))
+    (problem,) = verify_confinement(seen_writable, spec, untold_by("runsc"))
+    assert problem.startswith("mounts: /opt/sandbox takes writes")
     assert len(verify_confinement(seen, SPEC, untold_by(None))) == 3
     assert len(verify_confinement(seen, SPEC, untold_by("runc"))) == 3
 

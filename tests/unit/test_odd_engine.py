@@ -12,7 +12,6 @@ import pytest
 
 from orchestrator.doctor.sandboxes import check_sandboxes
 from orchestrator.errors import DockerError, EngineUnfitError, EnvironmentUnusable, LaunchError
-from orchestrator.launch.docker import launcher as launcher_module
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.client import is_lasting, why_refused
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
@@ -156,11 +155,25 @@ async def test_an_answer_to_a_plain_question_is_the_engines_failure(engine: OddE
 async def test_a_sandbox_of_which_nobody_can_tell_how_it_is_confined_is_not_used(
     engine: OddEngine, tmp_path: Path, odd: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.answers |= STARTED | {"/1/json": odd}
-    monkeypatch.setattr(launcher_module, "engine_runtime", lambda image: "/runtime")
+    monkeypatch.setattr("orchestrator.launch.docker.launcher.engine_runtime", lambda image: "/runtime")
+    engine.answers |= STARTED | {"/images/image/json": {"Id": "1"}, "/1/json": odd}
     launcher = DockerLauncher("run", max_sandboxes=1)
     try:
         with pytest.raises(DockerError, match=r"unexpected shape \(inspect"):
+            async with launcher.launch(a_sandbox(image="image"), tmp_path):
+                pytest.fail("it was used")
+    finally:
+        await launcher.aclose()
+
+
+@pytest.mark.parametrize("odd", [*ODD, {"Id": "1", "Config": {"Env": 7}}, {"Id": "1", "RootFS": 7}])
+async def test_an_image_that_cannot_be_read_is_the_engines_failure(
+    engine: OddEngine, tmp_path: Path, odd: object
+) -> None:
+    engine.answers |= {"/images/image/json": odd}
+    launcher = DockerLauncher("run", max_sandboxes=1)
+    try:
+        with pytest.raises(DockerError, match=r"unexpected shape \(image"):
             async with launcher.launch(a_sandbox(image="image"), tmp_path):
                 pytest.fail("it was used")
     finally:

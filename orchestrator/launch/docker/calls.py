@@ -60,7 +60,11 @@ class Engine:
 
     async def image(self, name: str) -> dict[str, Any] | None:
         """The Engine's description of an image; None: there is no such image."""
-        return await self._find("image", lambda client: client.inspect_image(name))
+        return await self.read_image(name, dict)
+
+    async def read_image(self, name: str, read: Callable[[dict[str, Any]], T]) -> T | None:
+        """What `read` makes of the Engine's description of an image; None: there is no such image."""
+        return await self._find("image", lambda client: read(client.inspect_image(name)))
 
     async def create(self, config: Mapping[str, Any], name: str) -> str:
         """Creates a container and returns its id. LaunchError: the Engine refused.

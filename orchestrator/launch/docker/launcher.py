@@ -128,17 +128,20 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
 
     async def _contents_of(self, image: str) -> Contents:
         """Looked up once. Raises EnvironmentUnusable, DockerError."""
+
+        def read(inspected: Mapping[str, Any]) -> tuple[str, dict[str, str], dict[str, str]]:
+            if problem := unfit(image, inspected):
+                raise EnvironmentUnusable(problem)
+            image_id, config = str(inspected["Id"]), inspected.get("Config") or {}
+            environment = image_environment(image, config.get("Env") or ())
+            return image_id, environment, image_volumes(image, image_id, config.get("Volumes") or ())
+
         async with self._preparing:
             if image not in self._contents:
-                inspected = await self._engine.image(image)
-                if inspected is None:
+                if (answer := await self._engine.read_image(image, read)) is None:
                     raise EnvironmentUnusable(f"the sandbox image {image} is not here: pull or build it")
-                if problem := unfit(image, inspected):
-                    raise EnvironmentUnusable(problem)
-                config = inspected.get("Config") or {}
-                environment = image_environment(image, config.get("Env") or ())
-                volumes = image_volumes(image, inspected["Id"], config.get("Volumes") or ())
-                self._runtime = self._runtime or await asyncio.to_thread(engine_runtime, inspected["Id"])
+                image_id, environment, volumes = answer
+                self._runtime = self._runtime or await asyncio.to_thread(engine_runtime, image_id)
                 self._contents[image] = Contents(self._runtime, environment, self._program, volumes)
             return self._contents[image]
 

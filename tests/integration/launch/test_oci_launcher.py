@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -35,12 +36,14 @@ pytestmark = [pytest.mark.docker, pytest.mark.skipif(_WHY_NOT is not None, reaso
 
 FOREVER = "import signal\nsignal.pause()"
 HANG_S = 120.0
+WRITABLE = {"root": "writable", "storage_bytes": 16 * MIB, "storage_inodes": 1000}
 VICTIM = """
-import asyncio, sys
+import asyncio, json, sys
+from tests.fakes.plans import WAIVED_WITHOUT_ROOT
 from tests.integration.launch.probes import oci_launcher_for, oci_probed
 async def main():
-    async with oci_launcher_for("victim") as launcher:
-        async with oci_probed(launcher, "import signal\\nsignal.pause()") as one:
+    async with oci_launcher_for("victim", waived=WAIVED_WITHOUT_ROOT) as launcher:
+        async with oci_probed(launcher, "import signal\\nsignal.pause()", **json.loads(sys.argv[1])) as one:
             print(one.sandbox_id, one.pid, flush=True)
             await asyncio.Event().wait()
 asyncio.run(main())
@@ -201,10 +204,14 @@ async def test_a_keeper_leaves_ctrl_c_and_sigterm_to_the_orchestrator(run: str) 
                 await sandbox.exited()
 
 
+@pytest.mark.parametrize("changes", [{}, WRITABLE], ids=["read-only", "writable"])
 @pytest.mark.parametrize("keeper_too", [False, True])
-async def test_a_killed_orchestrator_leaves_nothing(temporary: Path, keeper_too: bool) -> None:
+async def test_a_killed_orchestrator_leaves_nothing(
+    temporary: Path, keeper_too: bool, changes: dict[str, object]
+) -> None:
     environ = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join((".", "proto"))}
-    victim = subprocess.Popen([sys.executable, "-c", VICTIM], stdout=subprocess.PIPE, env=environ, text=True)
+    command = [sys.executable, "-c", VICTIM, json.dumps(changes)]
+    victim = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True)
     assert victim.stdout is not None
     name, pid = (await asyncio.to_thread(victim.stdout.readline)).split()
     keeper = keeper_of(int(pid))

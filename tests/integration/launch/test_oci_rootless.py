@@ -70,7 +70,7 @@ def carried_out(user: OrdinaryUser, *argv: str) -> str:
         ("launch/test_launchers.py", "oci and not runsc"),  # gVisor wants root
         ("launch/test_oci_launcher.py", "oci"),
         ("launch/test_confinement.py", "oci"),
-        ("launch/test_writable_root.py", "not docker_refuses and not auto_without"),
+        ("launch/test_writable_root.py", "not docker_refuses and not auto_without and not more_storage"),
         ("test_inside_the_container.py", "oci"),
         ("attacks/test_attacks.py", "oci and not writable"),
         ("attacks/test_attacks.py", "oci-writable"),

@@ -134,6 +134,7 @@ def _message(message: Message) -> pb.Message:
             for c in message.calls
         ],
         call_id=_sendable(message.call_id),
+        name=message.name,
     )
 
 

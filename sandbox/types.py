@@ -142,12 +142,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message. `calls`: tools that an assistant calls; `call_id`: the call that a tool answers."""
+    """One chat message. `calls`: tools that an assistant calls; `call_id`: the call that a tool answers;
+    `name`: who speaks."""
 
     role: Role
     content: str
     calls: tuple[Call, ...] = ()
     call_id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def structured(
     entries: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
-        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        one: dict[str, Any] = message.entry
         parts = calls_in(messages, place, tools, format)
         if parts is not None and not (one_by_one and len(parts.calls) > 1):
             waiting = [

@@ -16,7 +16,7 @@ from orchestrator.calls.formats import written
 from orchestrator.calls.structured import calls_in
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import RecordError
-from orchestrator.types import Call, Message, Tools
+from orchestrator.types import Call, Message, Role, Tools
 
 # Words of OpenAI's API and of JSON Schema. Templates look for them, so they stay: outside of names for properties.
 _WORDS = frozenset(
@@ -69,7 +69,7 @@ class Words:
         message, format = messages[place], self._tokenizer.call_format
         parsed = calls_in(messages, place, tools, format) if tools else None
         if parsed is None or format is None:
-            return Message(message.role, self.text(message.content))
+            return replace(message, content=self.text(message.content))
         calls = [(call, json.loads(call.arguments)) for call in parsed.calls]
         harmless = [(call, self.value(arguments)) for call, arguments in calls]
         content = self.text(parsed.content)
@@ -91,6 +91,20 @@ def completed(
     except RecordError:
         return True
     return tokenizer.controls(printed) != tokenizer.controls(harmless)
+
+
+def prints_name(tokenizer: Tokenizer | None, role: Role, name: str) -> bool:
+    """Whether the template prints names of this role's messages, and makes no control token of this one."""
+    if tokenizer is None or role not in tokenizer.shape.names:
+        return False
+    if not tokenizer.may_hold_control(name):
+        return True
+    message, question = Message(role, "word", name=name), Message("user", "word")
+    talk = (message,) if role == "user" else (message, question)
+    try:
+        return not completed(tokenizer, {0: replace(message, name="word_63914")}, talk, ())
+    except RecordError:
+        return False
 
 
 def completed_by_tools(tokenizer: Tokenizer, tools: Tools) -> bool:

@@ -64,7 +64,7 @@ def pieces(
 
     def rendered(replacements: Mapping[int, str]) -> str:
         conversation = (
-            Message(m.role, m.content.replace(apart[i], replacements[i], 1)) if i in replacements else m
+            replace(m, content=m.content.replace(apart[i], replacements[i], 1)) if i in replacements else m
             for i, m in enumerate(messages)
         )
         return tokenizer.render(tuple(conversation), generation_prompt=generation_prompt, tools=tools)

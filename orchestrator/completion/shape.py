@@ -6,7 +6,7 @@ be in what is printed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestrator.calls.formats import written
@@ -15,6 +15,10 @@ from orchestrator.errors import RecordError
 from orchestrator.types import Call, CallFormat, Message, Role, Tools
 
 CALL = Call("", "word_63914", '{"which": "word 17320"}')  # of a tool that no template knows
+NAMED: tuple[Role, ...] = (
+    "system",
+    "user",
+)  # a model's own turns begin as it was prompted, results name their tool
 TOOLS: Tools = (
     {
         "type": "function",
@@ -37,13 +41,14 @@ class Shape:
     bare_results: bool  # behind other messages too
     tools: bool  # the tools that there are
     tools_again: bool = False  # and once more before a later question
+    names: frozenset[Role] = frozenset()  # of who speaks, in messages of these roles
 
     def fit(
         self, messages: Sequence[Message], tools: Tools = (), format: CallFormat | None = None
     ) -> tuple[Message, ...]:
         """The conversation with as little changed as the template needs: late system messages and results become
         the user's, neighbours are joined by an empty line. `tools`, `format`: by which calls are known."""
-        fitted: list[tuple[Role, list[str]]] = []
+        fitted: list[tuple[Role, str, list[str]]] = []
         called = False
         for place, message in enumerate(messages):
             role: Role = message.role
@@ -52,11 +57,13 @@ class Shape:
             printed = self.results and (called or self.bare_results)
             if (role == "system" and place and not self.late_system) or (role == "tool" and not printed):
                 role = "user"
+            name = message.name if role == message.role else ""
             if fitted and fitted[-1][0] == role and role != "tool" and not self.neighbours:
-                fitted[-1][1].append(message.content)
+                _, before, contents = fitted[-1]
+                fitted[-1] = (role, name if name == before else "", [*contents, message.content])
             else:
-                fitted.append((role, [message.content]))
-        return tuple(Message(role, "\n\n".join(contents)) for role, contents in fitted)
+                fitted.append((role, name, [message.content]))
+        return tuple(Message(role, "\n\n".join(contents), name=name) for role, name, contents in fitted)
 
 
 def folded(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -65,7 +72,7 @@ def folded(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         return messages
     first, *rest = messages
     if rest and rest[0].role == "user":
-        return (Message("user", f"{first.content}\n\n{rest[0].content}"), *rest[1:])
+        return (replace(rest[0], content=f"{first.content}\n\n{rest[0].content}"), *rest[1:])
     return (Message("user", first.content), *rest)
 
 
@@ -132,6 +139,15 @@ def shape_of(template: Printer) -> Shape:
             return False
         return CALL.name in text.rpartition("14142")[2]
 
+    def prints_name(role: Role) -> bool:
+        named = Message(role, "word 31415", name="word_27183")
+        talk = (named,) if role == "user" else (named, Message("user", "word 14142"))
+        try:
+            text = template.render(talk, generation_prompt=True)
+        except RecordError:
+            return False
+        return all(message.name in text and message.content in text for message in talk)
+
     first: tuple[tuple[Role, str], ...] = (("system", "word 27183"), ("user", "word 31415"))
     if not prints(*first):
         first = first[1:]  # it takes no system message, and may take all others
@@ -145,4 +161,5 @@ def shape_of(template: Printer) -> Shape:
         bare_results=bare_results,
         tools=prints(*first, tools=TOOLS),
         tools_again=prints_again(),
+        names=frozenset(role for role in NAMED if prints_name(role)),
     )

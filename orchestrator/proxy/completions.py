@@ -154,6 +154,8 @@ class Completions:
             raise ProtocolError("only a program may bring stop strings, or have tokens counted")
         if ask.wishes != Wishes(tools) or (tools and not calls):
             raise ProtocolError("only a program may bring other wishes than an agent's tools")
+        if any(message.name for message in ask.messages):
+            raise ProtocolError("only a program may name who speaks")
         if not tools and any(isinstance(message, CallMessage) for message in ask.messages):
             raise ProtocolError("calls and results in a request without tools")
         # Calls end with the turn, and their arguments may hold any text: nothing stops them before.

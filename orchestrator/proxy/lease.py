@@ -102,7 +102,8 @@ class Lease:
     @property
     def requests(self) -> RequestNotes:
         """What people are to know of the fields and refusals of its requests, for the record."""
-        return RequestNotes(tuple(self._unused_fields), tuple(self._refusals))
+        names = ["messages[].name"] if self.completions.turns.names_unused else []
+        return RequestNotes(tuple(dict.fromkeys([*self._unused_fields, *names])), tuple(self._refusals))
 
     async def ended(self) -> Submission | Refused:
         """Waits for a result, or for the refusal that ended the lease."""

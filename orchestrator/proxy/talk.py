@@ -56,7 +56,7 @@ class Talk:
             content = spoken.content
             if spoken.calls:
                 content, served = self._text(spoken, served)
-            plain_messages.append(Message(spoken.role, content))
+            plain_messages.append(Message(spoken.role, content, name=message.name))
         return (*plain_messages, *_in_order(answers, len(places)))
 
     def _text(self, spoken: CallMessage, since: int) -> tuple[str, int]:

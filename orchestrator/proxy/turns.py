@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import count
 
 import orjson
@@ -10,7 +11,7 @@ from orchestrator.calls.formats import unclosed
 from orchestrator.calls.parsed import ParsedText
 from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
 from orchestrator.completion.base import count as tokens_of
-from orchestrator.completion.harmless import completed_by_tools
+from orchestrator.completion.harmless import completed_by_tools, prints_name
 from orchestrator.completion.line import Prompt, Segment, Segments, TokenLine
 from orchestrator.completion.prompt_text import Opening
 from orchestrator.errors import RecordError
@@ -66,6 +67,8 @@ class Turns:
         # An endpoint without ids has tools, whatever the template shows: any format will do for its calls.
         format = plan.agent.call_format or (tokenizer.call_format if tokenizer else None)
         self._talk = Talk(format or (None if takes_ids else "hermes"))
+        self._prints_name = lru_cache(256)(partial(prints_name, tokenizer))
+        self.names_unused = False  # some messages' names, left out of a prompt
         self._offers = Offers(self._flaw)
         self._team = team
         self._preparing = asyncio.Lock()  # one request after the other: each is compared with the one before
@@ -101,6 +104,7 @@ class Turns:
     async def _prepared(self, ask: AgentRequest) -> ReadyPrompt:
         place = next(self._places)
         messages, tools, opening = await aside_if(ask.is_long, self._told, ask)
+        self.names_unused |= not {m.name for m in ask.messages} <= {"", *(m.name for m in messages)}
         kept = shared(self._conversation, messages)
         messages = (*self._conversation[:kept], *messages[kept:])  # a message that came again is kept once
         if not ask.count_only:  # of which nothing is kept
@@ -179,7 +183,8 @@ class Turns:
             raise RequestRefused(flaw)
         if not self._has_calls(ask):
             return ask.messages, (), None
-        wishes, messages, last = ask.wishes, self._talk.plain(ask.messages), ask.messages[-1]
+        wishes, last = ask.wishes, ask.messages[-1]
+        messages = tuple(map(self._named, self._talk.plain(ask.messages)))
         if isinstance(last, CallMessage) and last.calls:
             raise _refused("the last message has calls without results", "messages")
         prefix = messages[-1] if messages[-1].role == "assistant" else None
@@ -199,6 +204,12 @@ class Turns:
             name = wishes.demanded["name"] if wishes.demanded else None
             return shown, tools, Opening(self._tokenizer.call_opening(name), plain=False)
         return shown, tools, None if prefix is None else Opening(prefix.content, plain=True)
+
+    def _named(self, message: Message) -> Message:
+        """Without its name where the prompt has no place for it, or cannot have it as text."""
+        if not message.name or (self._line and self._prints_name(message.role, message.name)):
+            return message
+        return replace(message, name="")
 
     def _flaw(self, tools: Tools) -> Refusal | None:
         """Why the template cannot show these tools."""

@@ -258,7 +258,10 @@ def _message(message: pb.Message) -> Message:
     if role is None:
         raise ProtocolError(f"unknown role {message.role}")
     if role != "tool" and not message.calls:
-        return Message(role, message.content)
+        try:
+            return Message(role, message.content, name=message.name)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
     if message.calls and role != "assistant":
         raise ProtocolError("calls of tools in a message that is not the assistant's")
     calls = tuple(Call(call.id, call.name, _object(call.arguments_json)) for call in message.calls)

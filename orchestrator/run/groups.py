@@ -205,7 +205,7 @@ def _trained(line: Trajectory, values_T: tuple[T, ...], masked: T) -> list[T]:
 
 
 def _messages(line: Trajectory) -> list[dict[str, str]]:
-    return [{"role": m.role, "content": m.content} for m in line.messages]
+    return [m.entry for m in line.messages]
 
 
 def _overrides(member: Member, main: int | None) -> dict[str, Any]:

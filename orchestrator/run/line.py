@@ -433,7 +433,7 @@ def _turn_line(turn: Turn, offers: _Offers) -> dict[str, Any]:
     values |= {key: getattr(turn.completion, name) for name, key in _COMPLETION.items()}
     return {
         **{name: value for name, value in values.items() if value or name not in _SPARSE_IN_TURN},
-        "messages": [{"role": m.role, "content": m.content} for m in turn.messages],
+        "messages": [m.entry for m in turn.messages],
         **offers.reference(turn.tools),
         **({"policy_spans": [asdict(span) for span in turn.completion.spans]} if turn.completion.spans else {}),
     }

@@ -323,11 +323,11 @@ def _texts_sampled(turns: Sequence[TurnTalk]) -> list[str]:
 
 
 def _as_messages(value: Any) -> list[Message] | None:
-    """The messages; None if they are invalid or hold more than a role and a text."""
-    plain = isinstance(value, list) and all(isinstance(m, dict) and set(m) == {"role", "content"} for m in value)
-    if not plain:
+    """The messages; None if they are invalid or hold more than a role, a text and a name."""
+    try:
+        return [Message(**m) for m in value if isinstance(m["content"], str)]
+    except (TypeError, KeyError, ValueError):
         return None
-    return [Message(m["role"], m["content"]) for m in value if isinstance(m["content"], str)]
 
 
 def _is_line(messages: Sequence[Message], turns: Sequence[TurnTalk]) -> bool:

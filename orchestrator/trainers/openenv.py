@@ -329,7 +329,7 @@ def _turn(
         completion_token_ids=tokens,
         per_token_logps=list(completion.logprobs_T or ()),
         loss_mask=[0] * len(prompt) + [int(learns)] * len(tokens),
-        request={"messages": [{"role": m.role, "content": m.content} for m in talk], "tools": None},
+        request={"messages": [m.entry for m in talk], "tools": None},
         response={"choices": [{"message": answer, "finish_reason": completion.finish_reason}]},
         metadata={
             "rollout_id": attempt.rollout_id,

@@ -4,17 +4,30 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, compress, count
 from operator import is_not
+from re import compile
 from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant", "tool"]
+_NAME = compile("[a-zA-Z0-9_-]{0,64}")  # OpenAI's rule
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message, text only."""
+    """One chat message, text only. `name`: who speaks, where the prompt says so."""
 
     role: Role
     content: str
+    name: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no name: chat templates print it as it is."""
+        if self.name and not _NAME.fullmatch(self.name):
+            raise ValueError("a message's name has at most 64 of A-Z, a-z, 0-9, _ and -")
+
+    @property
+    def entry(self) -> dict[str, str]:
+        """As chat templates and files have it."""
+        return {"role": self.role, "content": self.content, **({"name": self.name} if self.name else {})}
 
 
 @dataclass(frozen=True, slots=True)

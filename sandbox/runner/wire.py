@@ -136,6 +136,7 @@ def _message(message: Message) -> pb.Message:
             for c in message.calls
         ],
         call_id=_sendable(message.call_id),
+        name=message.name,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -62,6 +63,50 @@ async def test_a_run_with_such_a_template_is_trained_in_one_line_each(how: str) 
             text = tokenizer.decode(tokens)
             assert text.count("You are an expert assistant") == text.count("New task:") == 1
             assert ("Today is" in text) == (how == "says the date")
+
+
+SPEAKERS = """\
+import json, os, urllib.request
+
+talk = [{"role": "system", "content": "You two talk."}, {"role": "user", "content": "6 * 7?", "name": "Ann"}]
+for speaker in ("Bob", None):
+    body = json.dumps({"model": "any", "messages": talk}).encode()
+    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+    talk += [{"role": "assistant", "content": said, "name": "solver"}]
+    talk += [{"role": "user", "content": "Sure?", "name": speaker}]
+open(os.environ["ANSWER_FILE"], "w").write("42")
+"""
+
+
+@pytest.mark.parametrize("prints", [True, False])
+@pytest.mark.parametrize("dialect", ["vllm", "openai"])
+async def test_who_speaks_is_in_prompt_and_record_where_prompts_are_ours_and_the_template_says_it(
+    prints: bool, dialect: str
+) -> None:
+    with place() as home:
+        (home / "tasks.jsonl").write_text(json.dumps({"task_id": "t", "question": "6 * 7?", "answer": "42"}))
+        (home / "program.py").write_text(SPEAKERS)
+        template = PLAIN.replace("m.role +", "m.role + (' name=' + m.name if m.name else '') +")
+        folder = model_folder(home, template if prints else PLAIN)
+        async with ScriptedServer(dialect, lambda call: "42", model=Model(folder)) as server:
+            told = flags(home, server.base_url, tokenizer_name=folder, agent="program:program.py")
+            ended = await run(*told, directory=home)
+        assert ended.code == 0, ended.stderr
+        checked = await run(str(home / "run"), directory=home, command="verify")
+        assert checked.code == 0, checked.stdout
+        names = ["Ann", "Bob"] if prints and dialect == "vllm" else []
+        tokenizer = load_tokenizer(str(folder))
+        (group,) = lines(home / "run" / "groups.jsonl")
+        for tokens, talk in zip(group["tokens"], group["messages"], strict=True):
+            assert [message["name"] for message in talk if "name" in message] == names
+            assert re.findall("name=([a-zA-Z]+)", tokenizer.decode(tokens)) == names
+        for rollout in lines(home / "run" / "rollouts.jsonl"):
+            assert rollout["unused_fields"] == ["messages[].name"]  # the assistant's at least
+            assert [turn["segment"] for turn in rollout["completions"]] == [0, 0]
+            talk = [message for turn in rollout["completions"] for message in turn["messages"]]
+            assert [message["name"] for message in talk if "name" in message] == names
 
 
 async def test_a_template_that_prints_nothing_of_a_text_ends_a_run_at_its_start() -> None:

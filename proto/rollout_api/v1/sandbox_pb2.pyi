@@ -309,16 +309,18 @@ class Call(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("role", "content", "calls", "call_id")
+    __slots__ = ("role", "content", "calls", "call_id", "name")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     role: Role
     content: str
     calls: _containers.RepeatedCompositeFieldContainer[Call]
     call_id: str
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., call_id: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
     __slots__ = ("sequence", "kind", "messages", "stop", "agent", "steps", "tools_json", "tool_choice", "tool_name", "response_format_json", "logprobs", "count_only", "notes")

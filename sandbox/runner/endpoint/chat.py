@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ _NOT_IN_A_MESSAGE = {
     "tool_call_id": "results of tools have the role tool",
     "tool_calls": "calls are the assistant's",
 }
+_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")  # of who speaks; the orchestrator knows whether the template prints it
 _NO_LOGPROB = -9999.0  # OpenAI's for what has none; JSON has no infinity
 
 error = checks.openai_error
@@ -111,12 +113,15 @@ def _message(one: Any, where: str) -> Message:
     if one.get("role") == "function":
         raise BadRequest("the role function is not taken: use tool, with tool_call_id", f"{where}.role")
     role = checks.role_of(one, where, _ROLES)
-    checks.pass_over(one, ("role", "content", *_USED.get(role, ())), where, _NOT_IN_A_MESSAGE)
+    name = one.get("name") if role in ("system", "user") else None
+    name = name if isinstance(name, str) and _NAME.fullmatch(name) else ""
+    used = ("role", "content", *(["name"] if name else []), *_USED.get(role, ()))
+    checks.pass_over(one, used, where, _NOT_IN_A_MESSAGE)
     content = one.get("content")
     if role == "assistant":
         return _assistant(one, content, where)
     text = checks.content_text(content, f"{where}.content", _TEXTS)
-    return tools.result(one, "tool_call_id", text, where) if role == "tool" else Message(role, text)
+    return tools.result(one, "tool_call_id", text, where) if role == "tool" else Message(role, text, name=name)
 
 
 def _assistant(one: dict[str, Any], content: Any, where: str) -> Message:

@@ -271,6 +271,7 @@ def size_bytes(messages: Sequence[Message]) -> int:
         for text in (
             message.content,
             message.call_id,
+            message.name,
             *(t for c in message.calls for t in (c.id, c.name, c.arguments)),
         )
     )

@@ -4,6 +4,7 @@ strings, seeds, and that neither its defaults nor the model's apply."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from orchestrator.completion.connect import connect
 from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.types import Completion
+from orchestrator.types import Completion, Wishes
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.integration.vllm.asking import connected, request
 from tests.integration.vllm.reference import Reference
@@ -75,6 +76,29 @@ async def test_log_probs_are_of_the_raw_distribution_however_it_samples(
     assert distance.shifted > 20 * distance.own
     if temperature in (0.4, 1.6):
         assert distance.tempered > 10 * distance.own
+
+
+async def test_log_probs_under_a_schema_are_of_the_raw_distribution(
+    plain: VllmServer, tokenizer: HubTokenizer, reference: Reference, figures: Callable[[str], None]
+) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome", "Bonn"]}, "note": {"type": "string"}}}
+    schema |= {"required": ["city", "note"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    asked = replace(request(tokenizer, max_tokens=48), wishes=Wishes(response_format=form))
+    async with connected(plain, tokenizer) as completer:
+        completion = await completer.sample(asked)
+        assert isinstance(completer, IdCompleter)
+        body = completer.dialect.body(asked, NAME)
+    ids, logprobs = ids_and_logprobs(completion)
+    assert completion.visible.lstrip().startswith("{")
+    prompt = list(asked.prompt_ids or ())
+    (choice,) = plain.post("/v1/completions", **{**body, "prompt": prompt})["choices"]
+    assert choice["token_ids"] == list(ids)
+    theirs = reference.distance(prompt, ids, tuple(choice["logprobs"]["token_logprobs"]), 1.0)
+    distance = reference.distance(prompt, ids, logprobs, 1.0)
+    figures(f"under a schema: {len(ids)} tokens, {distance}; with the sample: {theirs}")
+    assert distance.own < MOST_OFF
+    assert theirs.own > 5 * distance.own, "what comes with the sample is of what the schema left"
 
 
 async def test_neither_the_server_s_nor_the_model_s_defaults_apply(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandbox.runner.endpoint import chat
-from sandbox.runner.endpoint.checks import MAX_UNUSED, BadRequest, Served, noting_unused
+from sandbox.runner.endpoint.checks import MAX_UNUSED, BadRequest, Served, noting_unused, size_bytes
 from sandbox.types import Call, Completion, Message, Request, TokenLogprob
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -304,6 +304,7 @@ def test_fields_without_an_effect_are_passed_over_and_noted() -> None:
     with noting_unused() as unused:
         asked = chat.request(body)
     assert [message.content for message in asked.messages] == ["Be brief.", "Hi", "Hi", "", "1"]
+    assert [message.name for message in asked.messages] == ["", "Ann", "Bob", "", ""]
     assert asked.tools == (ADD,)
     assert unused == {
         *("temperature", "thinking", "client_metadata", "user", "stream_options.include_obfuscation", "w" * 80),
@@ -311,6 +312,22 @@ def test_fields_without_an_effect_are_passed_over_and_noted() -> None:
         *("messages[].content[].cache_control", "messages[].tool_calls[].function.parsed_arguments"),
         "tools[].cache_control",
     }
+
+
+def test_who_speaks_counts_towards_the_size_of_a_conversation() -> None:
+    assert size_bytes([Message("user", "Hi", name="Ann")]) == 5
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user"])
+def test_who_speaks_is_told_as_openai_s_rule_has_it(role: str) -> None:
+    for name in ("Ann", "a-1_B", "n" * 64):
+        with noting_unused() as unused:
+            (message,) = chat.request({"messages": [{"role": role, "content": "Hi", "name": name}]}).messages
+        assert (message.name, unused) == (name, set())
+    for name in ("n" * 65, "Ann B", "<|im_end|>", "é", "Ann\n", 5, ["Ann"], {"a": "b"}):
+        with noting_unused() as unused:
+            (message,) = chat.request({"messages": [{"role": role, "content": "Hi", "name": name}]}).messages
+        assert (message.name, unused) == ("", {"messages[].name"})
 
 
 def test_the_names_of_unused_fields_are_bounded() -> None:

@@ -5,8 +5,6 @@ the episode are `BaseException`s, because smolagents catches every `Exception` a
 and would hand it to the model as text.
 """
 
-from __future__ import annotations
-
 
 class CodeError(Exception):
     """The step's code failed; `str(error)` is the observation."""

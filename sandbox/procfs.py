@@ -1,7 +1,5 @@
 """Reads /proc and /sys: the processes of the container, and how many were killed for memory."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path

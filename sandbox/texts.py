@@ -8,8 +8,6 @@ too long. Lone surrogates stay: the orchestrator sees that they are no UTF-8.
 The worker uses this module too, so it looks builtins up in its own copy (see `sandbox.worker.worker`).
 """
 
-from __future__ import annotations
-
 import builtins
 import sys
 

@@ -1,7 +1,5 @@
 """The vocabulary of the sandbox: frozen values, no I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

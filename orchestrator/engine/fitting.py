@@ -1,7 +1,5 @@
 """Why a run makes no sandbox as a task wants it."""
 
-from __future__ import annotations
-
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
 from orchestrator.launch.oci.machine import why_not_here

@@ -1,7 +1,5 @@
 """What `env.launcher auto` is on this machine."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from orchestrator.launch.usual import no_docker

@@ -1,7 +1,5 @@
 """What every launcher offers: one sandbox per call, removed when its block is left."""
 
-from __future__ import annotations
-
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol

@@ -4,8 +4,6 @@ This is the second check, independent of the launcher's own from outside: an Eng
 runtime or kernel did not carry out. Pid 1 reports before any model-written code runs. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from math import ceil
 from pathlib import Path

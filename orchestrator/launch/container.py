@@ -1,7 +1,5 @@
 """What the launchers of containers share: slots, user ids, one owner per container, CPU time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

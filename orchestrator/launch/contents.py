@@ -4,8 +4,6 @@ The image's ENV is for the agent's processes. Pid 1 gets it as arguments, becaus
 PYTHONHOME and the like would end or change it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Finds the control groups of a container, and the kernel's files about them: v1, v2, or both together."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Iterator

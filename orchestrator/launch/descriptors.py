@@ -1,7 +1,5 @@
 """Raises the limit of open files to what live sandboxes need in this process."""
 
-from __future__ import annotations
-
 import resource
 
 _PER_SANDBOX = 6  # five were measured: server sockets, tether, connection to the endpoint

@@ -9,8 +9,6 @@ the same kind of user. The formats: the kernel's `filesystems/overlayfs.rst`; `l
 specification.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,7 +1,5 @@
 """Whether sandboxes fit into a machine, and whether its runc is old: one text for all launchers. Pure."""
 
-from __future__ import annotations
-
 import re
 
 from orchestrator.launch.hardening import MIB

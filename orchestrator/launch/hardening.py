@@ -6,8 +6,6 @@ the idea of moby's default profile, narrowed to what CPython needs and to the na
 another one end the thread.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Makes the launcher that the settings ask for. Each is imported only where it is used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

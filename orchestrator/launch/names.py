@@ -1,7 +1,5 @@
 """Names that the image, the launchers and the reaper must agree on."""
 
-from __future__ import annotations
-
 from orchestrator import __version__
 
 IMAGE_REPOSITORY = "rollout-orchestrator-sandbox"

@@ -4,8 +4,6 @@ For work on the agent or the protocol without Docker. Model-written code runs as
 and network. Only the environment, where keys may be, is not passed on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -7,8 +7,6 @@ much longer. It does not go below one per core, as cores would be idle while the
 starts fail, or take alarmingly long, it goes down to one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import deque

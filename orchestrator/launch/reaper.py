@@ -4,8 +4,6 @@ Each of these names the process that made it. Nothing of a live process is touch
 name. Runs at every start and as `orchestrator cleanup`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

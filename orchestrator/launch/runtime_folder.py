@@ -7,8 +7,6 @@
 this blocks.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -4,8 +4,6 @@ The shortest edits are found as in E. Myers, "An O(ND) Difference Algorithm and 
 grows with lines times edits, and edits have a limit. `difflib` takes minutes for some texts of thousands of lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from difflib import Match, SequenceMatcher
 

@@ -4,8 +4,6 @@ The kernel limits processes, inotify instances, pipe buffers, keys and message q
 with a shared uid one sandbox could use up what its neighbours need.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from threading import Lock

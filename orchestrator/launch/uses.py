@@ -3,8 +3,6 @@
 A run that builds has one file, locked while it lives: the ids of the images that it uses, a line each.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import secrets

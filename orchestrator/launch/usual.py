@@ -1,8 +1,6 @@
 """What makes sandboxes where `env.launcher` is `auto`: Docker where it answers, and an OCI runtime for what Docker
 cannot make or where there is no Docker."""
 
-from __future__ import annotations
-
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path

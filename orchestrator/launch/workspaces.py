@@ -9,8 +9,6 @@ bounded. Everybody in the sandbox may write the files, whoever the agent is. The
 the same.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -6,5 +6,3 @@
 A tool of its own: it imports nothing of the orchestrator, and the orchestrator talks to it as to any
 other endpoint. Needs the extra `local-model`.
 """
-
-from __future__ import annotations

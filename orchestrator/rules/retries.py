@@ -1,7 +1,5 @@
 """Which failures are tried again, and how often. Pure. `engine/executor` does it."""
 
-from __future__ import annotations
-
 from orchestrator.rules.backoff import Backoff
 from orchestrator.types import FailedName
 

@@ -1,7 +1,5 @@
 """The weight of each measured part in `combined`, unless `env.combined_weights` says otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 COMBINED_WEIGHTS: Mapping[str, float] = {

@@ -4,8 +4,6 @@
 `split` and `selection` choose tasks by the configuration.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from orchestrator.errors import ConfigError

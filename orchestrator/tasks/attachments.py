@@ -5,8 +5,6 @@ component by component (`openat` with O_NOFOLLOW), when the task is read and whe
 sends the bytes into a sandbox.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,8 +1,6 @@
 """What every kind of tasks is read as: a finite sequence that can be read again, in the same order. And our names
 of a row's columns, for data sets that have others."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Set

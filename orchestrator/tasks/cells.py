@@ -4,8 +4,6 @@ Libraries give dates, decimals, bytes and arrays as objects of many types. `plai
 `cell_text` makes the text of a question, an answer or an id of that.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from datetime import date, time

@@ -4,8 +4,6 @@ The delimiter is the one of `,` `;` tab and `|` under which the header has a que
 holds a JSON list or names separated by `;`; `metadata` and `limits` hold JSON.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

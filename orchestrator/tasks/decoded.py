@@ -5,8 +5,6 @@ limit. So they run in a process of their own (`decoder`), which gives one row af
 memory than the limit, it ends, and a DecodeError is raised here.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

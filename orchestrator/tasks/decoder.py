@@ -8,8 +8,6 @@ first the columns and the number of rows, then rows, or an error. Values that JS
 `cells.plain` makes them.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

@@ -5,8 +5,6 @@ NAME may be a folder of files that the library `datasets` reads, as `hf:./data`.
 set has no folder with them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from orchestrator.errors import ConfigError

@@ -1,7 +1,5 @@
 """`jsonl:PATH`: one JSON object per line; attachments are in its folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Lines of a file, each of bounded length, so that no file can use up the memory."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

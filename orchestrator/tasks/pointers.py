@@ -1,7 +1,5 @@
 """Files that stand for others, as git leaves them where large files were not fetched."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

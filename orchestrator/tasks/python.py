@@ -4,8 +4,6 @@ The factory is called without arguments each time the tasks are read. It returns
 files, whose attachments are looked for below the current directory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parses `NAME?key=value&key=value`, for `hf:` and `reasoning_gym:`."""
 
-from __future__ import annotations
-
 from urllib.parse import parse_qsl
 
 from orchestrator.errors import ConfigError

@@ -4,8 +4,6 @@ A task is made again from its metadata (name, seed, index, size, settings) when 
 names take turns. Settings other than seed and size go to the data sets' own configuration.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache

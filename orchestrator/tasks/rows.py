@@ -4,8 +4,6 @@ Rows are mappings with the names of `jsonl:` files or GAIA's. An invalid row bec
 line; nothing is raised.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -3,8 +3,6 @@
 A BadTask passes every filter, as it has no level and must be reported, and is not counted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Collection, Iterable, Iterator

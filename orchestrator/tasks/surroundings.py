@@ -3,8 +3,6 @@
 Raises BadRow for what could not be had in a sandbox, or would break what runs beside the agent.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What an agent changed of its sandbox's root."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

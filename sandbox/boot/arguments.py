@@ -16,8 +16,6 @@
 It is read by hand: argparse and what it loads took a twentieth of a sandbox's start.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import NoReturn

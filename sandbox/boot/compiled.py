@@ -4,8 +4,6 @@ Such compiling is a tenth of the import time: `dataclasses` writes the methods o
 compiles patterns. The template of the system prompt is compiled here too.
 """
 
-from __future__ import annotations
-
 import _sre  # type: ignore[import-not-found]
 import dataclasses
 import re

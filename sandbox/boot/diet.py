@@ -7,8 +7,6 @@ DEFERRED packages leave `sys.modules`, and the worker removes HOLDERS, which too
 are held whole, by modules that cannot be imported twice: they become the real ones, loaded at first use.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator, Sequence

@@ -9,8 +9,6 @@ before LD_LIBRARY_PATH). Places that the loader and the libraries look at by the
 copies these are overwritten with texts of the same length. So no library of an image gets into a process of ours.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

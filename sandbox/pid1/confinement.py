@@ -1,7 +1,5 @@
 """What pid 1 sees of its own limits: read once, before pid 1 forks. The orchestrator decides what must hold."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -4,8 +4,6 @@ Where the agent may be root, pid 1's children enter the agent's user namespace. 
 able to enter another one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

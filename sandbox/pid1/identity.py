@@ -5,8 +5,6 @@ after it, because changing the uid resets both. Neither identity keeps a capabil
 agent's user namespace.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -9,8 +9,6 @@ exchange a file while it is read, and nothing is opened that the code itself cou
 Big-endian. A stream without an E at its end is incomplete.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

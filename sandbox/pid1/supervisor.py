@@ -5,8 +5,6 @@ channel. It has no CAP_KILL: a worker's processes are killed by a child whose ef
 worker's. Where all run as one user, pid 1 kills its own descendants, except the runner.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

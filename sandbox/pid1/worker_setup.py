@@ -4,8 +4,6 @@ What pid 1 needed for itself (its pipes, environment and import path, and packag
 removed before any such code runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

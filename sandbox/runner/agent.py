@@ -1,7 +1,5 @@
 """Builds smolagents' agents: our Model, our PythonExecutor, tools as the prompt shows them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

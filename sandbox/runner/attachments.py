@@ -1,7 +1,5 @@
 """Puts the task's files where model-written code can read but not change them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack

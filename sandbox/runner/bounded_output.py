@@ -1,7 +1,5 @@
 """The beginning and the end of what a step printed, however much it was."""
 
-from __future__ import annotations
-
 from sandbox.texts import shorten, truncation_note
 
 _UTF8_MAX = 4  # bytes of one character

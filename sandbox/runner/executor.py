@@ -5,8 +5,6 @@ ordinary exception whose text is the observation, and `state["_print_outputs"]`,
 prints before an exception reach the model.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time

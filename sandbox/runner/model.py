@@ -8,8 +8,6 @@ The `raw` of a message then holds them as the orchestrator gave them: what an as
 that a result answers. Sent back in the same words, they are found again in what was sampled.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs an agent program: its endpoint in the runner, its process in the code worker."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

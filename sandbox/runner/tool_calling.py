@@ -4,8 +4,6 @@
 `final_answer` and managed agents run in the runner.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

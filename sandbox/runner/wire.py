@@ -1,7 +1,5 @@
 """Translates between protobuf messages and the sandbox's types."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ Everything that comes from the worker may be hostile: frames are capped, parsed 
 JSON objects. Every wait for the worker has a deadline, when sending and when receiving.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

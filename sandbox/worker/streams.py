@@ -6,8 +6,6 @@ that threads and child processes do not tear each other's lines.
 Runs inside the worker, so it looks builtins up in its own copy (see `sandbox.worker.worker`).
 """
 
-from __future__ import annotations
-
 import builtins
 import fcntl
 import gc

@@ -3,8 +3,6 @@
 They run in the code worker, with its rights. Relative paths start at the working directory, as those of `open` do.
 """
 
-from __future__ import annotations
-
 import codecs
 import os
 from collections.abc import Callable, Mapping

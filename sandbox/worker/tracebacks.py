@@ -3,8 +3,6 @@
 Runs inside the worker, so it looks builtins up in its own copy (see `sandbox.worker.worker`).
 """
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Iterator
 from traceback import StackSummary, TracebackException

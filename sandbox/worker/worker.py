@@ -11,8 +11,6 @@ copy of its own, keeps references to the system calls it needs, and encodes with
 Code that breaks the harness all the same only loses its worker, which the runner replaces.
 """
 
-from __future__ import annotations
-
 import builtins
 import os
 import signal

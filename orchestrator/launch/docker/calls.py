@@ -3,8 +3,6 @@
 They return what the Engine answered. `launcher`, `sandbox` and `reaper` decide what that means.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A client of the Docker Engine, and texts for its failures: one line each, which says what to do."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ DOCKER_HOST wins, with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH. Else it is the co
 current one of `config.json` in DOCKER_CONFIG (`~/.docker`). The context `default` is Docker's usual socket.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from hashlib import sha256

@@ -4,8 +4,6 @@ After every (re)connection the containers are listed, so that nothing that happe
 Events are handed to the listener in the event loop; `launcher` and `sandbox` decide what they mean.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Reads what the Engine says about itself before a run. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

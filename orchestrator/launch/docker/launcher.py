@@ -4,8 +4,6 @@
 killed process leaves. Four calls of the Engine per sandbox: create, start, inspect, remove.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,8 +1,6 @@
 """The confinement of a sandbox as it is asked of the Engine. Pure. `verification` compares it with what the Engine
 did."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache

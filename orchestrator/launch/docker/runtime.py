@@ -5,8 +5,6 @@ first container that mounts an empty volume fills it with what its image has the
 started: it says that the volume is complete, and keeps it from being pruned.
 """
 
-from __future__ import annotations
-
 import secrets
 import tarfile
 from collections.abc import Mapping

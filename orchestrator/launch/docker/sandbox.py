@@ -1,7 +1,5 @@
 """One container while it lives: the events about it, and how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any

@@ -4,8 +4,6 @@ Pure: `launcher` asks the Engine and refuses the sandbox. `confinement` checks w
 names of measures, those of `hardening`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

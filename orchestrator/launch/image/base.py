@@ -1,7 +1,5 @@
 """The base of the sandbox image: the one asked for, else the usual slim Python, else a Debian made here."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

@@ -3,8 +3,6 @@
 Knows apt and mmdebstrap, not Docker: `debian_root` writes a tar, which `base` imports.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

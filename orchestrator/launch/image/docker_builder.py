@@ -5,8 +5,6 @@ a build is cancelled by closing its connection. Layers of a build that did not c
 they do with `docker build`: the next try uses them, and `orchestrator cleanup` removes them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import io

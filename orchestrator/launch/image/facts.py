@@ -3,8 +3,6 @@
 Only a launch shows whether it starts and parks under the whole hardening: `image check` makes one.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping

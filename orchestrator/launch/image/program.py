@@ -1,7 +1,5 @@
 """Runs a program of the host (pip, mmdebstrap, buildah) to its end, with live output; it can be cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ An image's tag is the digest of all that it is made of: the Dockerfile, its fold
 begins with. A `Builder` does what Docker and buildah do differently.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import tempfile

@@ -3,8 +3,6 @@
 pip's own settings (index, proxy, certificates) apply; nothing here overrides them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

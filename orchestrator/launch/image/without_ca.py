@@ -4,8 +4,6 @@ Docker's classic builder can show steps a file only as a layer. Here that layer 
 the file and what the history tells of both: in the image as `docker save` writes it, before it gets a name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Whom the agent runs as inside: an image's USER, looked up in the accounts of the image and of its layers."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ tools for this. But umoci 0.4.7 and skopeo 1.9 set no bound to what an image unp
 set-uid programs, and take 38 s for a folder 1,450 deep.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

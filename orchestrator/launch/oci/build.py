@@ -4,8 +4,6 @@ Without one, buildah carries Dockerfile.sandbox out on a base of Debian packages
 those that an Engine would get (`launch/image`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time

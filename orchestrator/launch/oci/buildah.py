@@ -5,8 +5,6 @@ its own: when this process ends in any way, `kill -9` included, the kernel ends 
 of the OCI runtime, without a network unless asked, and know nothing of this process' environment.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@
 specification, `config.md` and `config-linux.md`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ it the OCI runtime: both can mount there, and their containers need no user name
 standard library is imported.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

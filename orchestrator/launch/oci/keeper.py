@@ -15,8 +15,6 @@ It talks JSON, a line each, over the socket at descriptor 0:
 Only the standard library is imported, and little of it: it starts with every launcher.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

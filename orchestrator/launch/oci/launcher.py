@@ -4,8 +4,6 @@
 the image store, mounted read-only and shared by all. `launch/reaper` removes what a killed process leaves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -3,8 +3,6 @@
 RUNTIME   the runtime's program   STATE/NAME/   what the runtime remembers of the container NAME
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What this machine lets an OCI runtime do: asked before a run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

@@ -9,8 +9,6 @@ Only the standard library is imported.
     FOLDER/0, 1 ...  layers and image, read-only, where root makes it with the ids of the agent's namespace
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

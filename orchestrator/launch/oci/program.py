@@ -1,7 +1,5 @@
 """Finds the OCI runtime's program, and the options that it needs beside those of all runtimes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ The keeper, a process of its own, runs the runtime: see there why. It is started
 again if it was killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

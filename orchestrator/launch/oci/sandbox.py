@@ -1,7 +1,5 @@
 """One container of the OCI runtime while it lives, and how it ended."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -8,8 +8,6 @@ drafts/   what will be an image, locked by the process that makes it
 runtimes/   see `launch/runtime_folder`
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

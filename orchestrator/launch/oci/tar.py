@@ -1,7 +1,5 @@
 """Reads tar files that may be hostile: in one pass, and never more at a time than a bounded piece."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib

@@ -3,8 +3,6 @@
 Images go to the store of images; what an Engine has built is saved from it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

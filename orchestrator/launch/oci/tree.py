@@ -5,8 +5,6 @@ the kernel whole: each step opens one folder and follows nothing. A link inside 
 step.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

@@ -5,8 +5,6 @@ far apart as ever. This user itself, who owns the files of images, is AGENT_ID: 
 its root. Root needs no such namespace, and has none.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -3,8 +3,6 @@
 `launch/confinement` checks what pid 1 saw. Both use the names of measures of `hardening`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@
 The dataset is moved out of there when it is whole. So nobody ever reads half of one.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import glob

@@ -7,8 +7,6 @@
 `datasets` runs no loader script like GAIA's own, and loads no JSON whose columns change their type.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection

@@ -5,8 +5,6 @@
 2023/validation/metadata.level1.parquet   the same by level
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path

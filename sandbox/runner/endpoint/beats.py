@@ -1,8 +1,6 @@
 """Signs of life while a completion is sampled, as DeepSeek's API sends them: empty lines before an answer,
 comments in a stream. Clients give up when they hear nothing, many after 30 or 60 seconds."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

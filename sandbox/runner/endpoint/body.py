@@ -1,7 +1,5 @@
 """The body of a request, in the codings that clients send: counted or in chunks, plain or compressed. Bounded."""
 
-from __future__ import annotations
-
 import zlib
 from email.message import Message
 from io import BufferedIOBase

@@ -1,7 +1,5 @@
 """What all APIs share: how a request is refused, its bounds, and readers that check what they read."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

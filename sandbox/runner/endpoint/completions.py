@@ -1,8 +1,6 @@
 """OpenAI's older completions: `/v1/completions`. The prompt is one message of a user's: a run's models are chat
 models, and every request goes through the run's template."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any

@@ -3,8 +3,6 @@
 The run's budgets hold. A client that gave up before them would ask again, and what was sampled would be lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

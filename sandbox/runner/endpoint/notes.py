@@ -1,7 +1,5 @@
 """What people should hear of a program's requests: fields without an effect, and requests that were not served."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection
 

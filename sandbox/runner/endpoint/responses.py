@@ -1,7 +1,5 @@
 """OpenAI's Responses: `/v1/responses`. Conversations of served responses are kept for `previous_response_id`."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The HTTP server of the endpoint: its address, its paths, and connections with a limit."""
 
-from __future__ import annotations
-
 import socket
 import socketserver
 import threading

@@ -3,8 +3,6 @@
 Each API has its own spelling; a Request has that of OpenAI's chat completions.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

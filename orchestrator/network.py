@@ -29,13 +29,14 @@ def proxy_of(url: str) -> str | None:
     if name is None or without_proxy(parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)):
         return None
     proxy = proxies[name] if "://" in proxies[name] else f"http://{proxies[name]}"
+    scheme = proxy.partition("://")[0].lower()
     try:
-        usable = urlsplit(proxy).scheme in _PORTS and bool(urlsplit(proxy).hostname)
+        usable = scheme in _PORTS and bool(urlsplit(proxy).hostname)
         urlsplit(proxy).port  # noqa: B018 - raises ValueError
     except ValueError:
         usable = False
     if not usable:
-        if urlsplit(proxy).scheme.startswith("socks"):
+        if scheme.startswith("socks"):
             raise EnvironmentUnusable(
                 f"{name.upper()}_PROXY: SOCKS proxies cannot be used ({redact(proxy)[:100]}); put an HTTP proxy "
                 "before it (privoxy or pproxy can be one), set HTTP_PROXY and HTTPS_PROXY to that, or name "

@@ -50,9 +50,9 @@ def proxy_of(url: str) -> str | None:
 
 
 def without_proxy(host: str, port: int) -> bool:
-    """Whether NO_PROXY names the host: by name, as a part of a domain, by address or network, with or without a
-    port; `*` names all."""
-    host = host.lower().rstrip(".")
+    """Whether NO_PROXY names the host, which comes in small letters: by name, as a part of a domain, by address or
+    network, with or without a port; `*` names all."""
+    host = host.rstrip(".")
     address = _address(host)
     for entry in re.split(r"[,\s]+", getproxies_environment().get("no", "").lower()):
         name, wanted = _split_port(entry)
@@ -77,7 +77,7 @@ def _split_port(entry: str) -> tuple[str, int | None]:
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
     try:
-        address = ip_address(text.partition("%")[0])
+        address = ip_address(text)
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address

@@ -214,3 +214,20 @@ async def test_tools_that_are_refused_with_any_status_are_a_note_of_the_probe(st
         completer = await connect(Endpoint(address, "m"), None, like=trial(SAMPLING, tools=True), notes=notes)
         await completer.aclose()
     assert [note.endswith("requests with tools will be refused") for note in notes].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        (400, error("Could not finish the message because max_tokens or model output limit was reached")),
+        (200, {"choices": []}),
+    ],
+)
+async def test_a_first_probe_that_gets_no_text_ends_no_run(first: tuple[int, Any]) -> None:
+    left = [first]
+    async with serving(Strict(lambda body: left.pop() if left else None)) as (address, _):
+        completer = await connect(Endpoint(address, "m"), None, like=trial(SAMPLING))
+        assert isinstance(completer, ChatCompleter)
+        assert completer.left_out == ()
+        await completer.aclose()
+    assert not left

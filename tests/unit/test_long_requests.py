@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,6 +115,18 @@ def test_served_calls_are_found_without_being_compared_one_by_one() -> None:
     (message,) = talk.plain([CallMessage("assistant", "", said.calls)])
     assert message.content == text % 7
     assert len(looked) <= 2
+
+
+def test_the_same_calls_in_other_words_come_back_in_the_order_in_which_they_were_sampled() -> None:
+    talk = Talk("hermes")
+    tools: Tools = ({"function": {"name": "look", "parameters": {}}},)
+    texts = ['<tool_call>\n{"name": "look", "arguments": {"n":%s7}}\n</tool_call>' % (" " * n) for n in range(3)]
+    calls = [talk.parsed_text(text, Wishes(tools), 1).calls for text in texts]
+    back = [
+        CallMessage("assistant", "", tuple(replace(call, id=f"own {n}") for call in calls[n])) for n in range(3)
+    ]
+    assert [message.content for message in talk.plain(back)] == texts
+    assert [message.content for message in talk.plain([*back, back[0]])] == [*texts, texts[0]]
 
 
 def long_request(sequence: int = 1) -> bytes:

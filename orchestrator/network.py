@@ -29,13 +29,14 @@ def proxy_of(url: str) -> str | None:
     if name is None or without_proxy(parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)):
         return None
     proxy = proxies[name] if "://" in proxies[name] else f"http://{proxies[name]}"
+    scheme = proxy.partition("://")[0].lower()
     try:
-        usable = urlsplit(proxy).scheme in _PORTS and bool(urlsplit(proxy).hostname)
+        usable = scheme in _PORTS and bool(urlsplit(proxy).hostname)
         urlsplit(proxy).port  # noqa: B018 - raises ValueError
     except ValueError:
         usable = False
     if not usable:
-        if urlsplit(proxy).scheme.startswith("socks"):
+        if scheme.startswith("socks"):
             raise EnvironmentUnusable(
                 f"{name.upper()}_PROXY: SOCKS proxies cannot be used ({redact(proxy)[:100]}); put an HTTP proxy "
                 "before it (privoxy or pproxy can be one), set HTTP_PROXY and HTTPS_PROXY to that, or name "
@@ -49,9 +50,9 @@ def proxy_of(url: str) -> str | None:
 
 
 def without_proxy(host: str, port: int) -> bool:
-    """Whether NO_PROXY names the host: by name, as a part of a domain, by address or network, with or without a
-    port; `*` names all."""
-    host = host.lower().rstrip(".")
+    """Whether NO_PROXY names the host, which comes in small letters: by name, as a part of a domain, by address or
+    network, with or without a port; `*` names all."""
+    host = host.rstrip(".")
     address = _address(host)
     for entry in re.split(r"[,\s]+", getproxies_environment().get("no", "").lower()):
         name, wanted = _split_port(entry)
@@ -76,7 +77,7 @@ def _split_port(entry: str) -> tuple[str, int | None]:
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
     try:
-        address = ip_address(text.partition("%")[0])
+        address = ip_address(text)
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address

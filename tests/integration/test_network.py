@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from orchestrator.completion.base import Endpoint
+from orchestrator.completion.base import Endpoint, Refusal
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
 from orchestrator.completion.endpoints import openai_root
 from orchestrator.completion.http import HttpClient
+from orchestrator.completion.retry import ConnectionFailed
 from orchestrator.errors import CompletionError, EnvironmentUnusable, ToolError
 from orchestrator.network import CA_VARIABLES
 from orchestrator.rules.redact import Secret
@@ -171,6 +172,34 @@ async def test_a_proxy_that_is_not_there_is_named_without_its_password(monkeypat
     with pytest.raises(EnvironmentUnusable, match=r"SOCKS proxies .*privoxy.*HTTPS_PROXY.*NO_PROXY") as error:
         await asked(Endpoint("http://gateway.test/v1", "m"))
     assert "geheim" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(403, Refusal), (407, Refusal), (499, Refusal), (500, ConnectionFailed), (502, ConnectionFailed)],
+)
+async def test_a_proxy_that_is_out_of_order_may_be_asked_again_and_one_that_refuses_may_not(
+    status: int, kind: type[CompletionError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:geheim@127.0.0.1:{port}")
+        client = HttpClient(Endpoint("https://gateway.test/v1", "m"))
+        told = rf"the proxy http://\S*127\.0\.0\.1:{port} refuses the connection: HTTP {status}"
+        with pytest.raises(kind, match=told) as error:
+            await client.post("/v1/chat/completions", {}, timeout_s=10)
+        await client.aclose()
+    assert [line.split()[:2] for line in seen] == [[b"CONNECT", b"gateway.test:443"]]
+    assert "geheim" not in str(error.value)
+    if isinstance(error.value, ConnectionFailed):
+        assert not error.value.sent
 
 
 async def test_the_web_tools_are_asked_through_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from orchestrator.types import Completion, CompletionKind, Message, Tools, Wishe
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import a_plan, an_agent, some_limits
 from tests.fakes.tokenizer import tokenizer_folder
+from tests.unit.test_tool_lines import Scripted
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +117,18 @@ def test_served_calls_are_found_without_being_compared_one_by_one() -> None:
     assert len(looked) <= 2
 
 
+def test_the_same_calls_in_other_words_come_back_in_the_order_in_which_they_were_sampled() -> None:
+    talk = Talk("hermes")
+    tools: Tools = ({"function": {"name": "look", "parameters": {}}},)
+    texts = ['<tool_call>\n{"name": "look", "arguments": {"n":%s7}}\n</tool_call>' % (" " * n) for n in range(3)]
+    calls = [talk.parsed_text(text, Wishes(tools), 1).calls for text in texts]
+    back = [
+        CallMessage("assistant", "", tuple(replace(call, id=f"own {n}") for call in calls[n])) for n in range(3)
+    ]
+    assert [message.content for message in talk.plain(back)] == texts
+    assert [message.content for message in talk.plain([*back, back[0]])] == [*texts, texts[0]]
+
+
 def long_request(sequence: int = 1) -> bytes:
     """As an attacker would write it: many parameters whose schema is large, in a message nobody sampled."""
     properties = {"p": {"anyOf": [{} for _ in range(8_000)]}}
@@ -154,6 +168,25 @@ async def test_a_short_request_overtakes_long_ones(tokenizer: HubTokenizer) -> N
         await asyncio.sleep(0)
         tg.create_task(ask("short", a_lease(tokenizer), short))
     assert ended[0] == "short"
+
+
+async def test_a_long_conversation_is_printed_beside_the_event_loop(tokenizer: HubTokenizer) -> None:
+    tokenizer.shape  # noqa: B018 - found once, before the first rollout
+    threads: list[threading.Thread] = []
+
+    class Noted(Rendered):
+        def render(self, *talk: Any, **how: Any) -> str:
+            threads.append(threading.current_thread())
+            return super().render(*talk, **how)
+
+    talk = [pb.Message(role=pb.ROLE_USER, content="q"), pb.Message(role=pb.ROLE_USER, content="x" * 60_000)]
+    data = pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=talk).SerializeToString()
+    plan = a_plan(agent=an_agent(kind="program"), limits=some_limits(completions=1, max_token_length=200_000))
+    lease = Lease(plan, Scripted(tokenizer, "yes"), Noted(tokenizer), {})  # type: ignore[arg-type]
+    reply = await lease.complete(wire.completion_request(data), b"1")
+    assert reply.completion is not None
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def long_ones() -> Iterator[tuple[str, pb.CompleteRequest]]:

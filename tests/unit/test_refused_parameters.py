@@ -317,6 +317,23 @@ async def test_a_text_is_asked_for_what_fits_behind_its_prompt(words: str) -> No
         await completer.aclose()
 
 
+async def test_a_request_that_does_not_fit_is_made_smaller_once() -> None:
+    """An endpoint whose room shrinks with what it is asked for would be asked without end."""
+    words = (
+        "This model's maximum context length is 100 tokens. However, you requested 9 tokens ({} in the messages)."
+    )
+
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        return 400, error(words.format(101 - body["max_tokens"]))
+
+    async with serving(Strict(says)) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        with pytest.raises(ContextLengthError):
+            await completer.sample(request())
+        await completer.aclose()
+    assert [body["max_tokens"] for body in bodies] == [64, 63]
+
+
 async def test_a_parameter_that_one_kind_alone_does_not_take_is_no_end_of_the_policys() -> None:
     """The service refuses a temperature beside tools, and answers plain requests."""
 

@@ -30,7 +30,9 @@ _FILES = {"/usr/lib/locale": ROOT / "lc", "/usr/share/zoneinfo": ROOT / "tzdata"
 _OPENSSL = b"/usr/lib/ssl"  # as long as ROOT, where cert.pem is
 _CERTIFICATES = "libraries/certifi/cacert.pem"
 _FOLDER = re.compile(rb"(?:/usr)?/lib(?:64)?/(?:[\w-]+-linux-\w+/)?")  # of libraries
-_LISTED = re.compile(r"\s*(\S+) => (.+?)(?: \(0x\w+\))?$", re.MULTILINE)
+# Names without a folder: of a loader the path is shown, and behind the arrow the loader that lists it.
+_LISTED = re.compile(r"^\s*([^\s/]+) => (.+?)(?: \(0x\w+\))?$", re.MULTILINE)
+_HELP = b"Do not use /etc/ld.so.cache"
 _NOT_THERE = "not found"
 
 
@@ -77,7 +79,10 @@ def copy_libraries(patchelf: str) -> None:
 
 
 def check() -> None:
-    """Loads all that is compiled. Raises SystemExit if a file of the base was loaded for it."""
+    """Loads all that is compiled. Raises SystemExit if a file of the base was loaded for it, or could be."""
+    for loader in LIBRARIES.glob("ld-*"):
+        if b"/etc/ld.so." in loader.read_bytes().replace(_HELP, b""):
+            sys.exit(f"{loader} is not ours: it looks at the files of an image")
     for path in ROOT.rglob("*.cpython-*.so"):
         ctypes.CDLL(str(path))
     maps = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}

@@ -116,10 +116,11 @@ def _musl() -> list[Entry]:
 
 
 def _hostile() -> list[Entry]:
-    """Modules that end who imports them, and a `python` that is none."""
+    """A library for all programs, modules that end who imports them, and a `python` that is none."""
     return [
         folder("hostile"),
         *(file(f"hostile/{name}.py", b"raise SystemExit(1)") for name in ("sandbox", "grpc", "smolagents")),
+        file("etc/ld.so.preload", b"/lib/x86_64-linux-gnu/libm.so.6\n"),
         file("hostile/python", b"#!/bin/sh\necho hostile\n", mode=0o755),
         file("etc/passwd", b"root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/home/app:/bin/sh\n"),
     ]

@@ -16,7 +16,10 @@ from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.client import is_lasting, why_refused
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
 from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.request import VOLUME
 from orchestrator.launch.docker.sandbox import DockerSandbox
+from orchestrator.launch.names import LABEL_PROJECT, LABEL_RUN, LABEL_STAGE, PROJECT
+from orchestrator.launch.reaper import reap
 from orchestrator.launch.uids import UidPair
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
@@ -300,3 +303,22 @@ async def closing_launcher() -> AsyncIterator[DockerLauncher]:
         yield launcher
     finally:
         await launcher.aclose()
+
+
+@pytest.mark.parametrize("lives", [False, True])
+async def test_volumes_of_runtimes_go_with_what_holds_them_unless_a_sandbox_lives(
+    engine: OddEngine, lives: bool
+) -> None:
+    labels = {LABEL_PROJECT: PROJECT, LABEL_STAGE: "manual"}  # this Engine gives the same answer to every filter
+    holder = {"Id": "7", "Names": [f"/{VOLUME}c0ffee"], "Labels": labels}
+    sandbox = {"Id": "8", "Names": ["/sandbox-1"], "Labels": {**labels, LABEL_RUN: "r"}}
+    engine.answers |= {
+        "/containers/json": [holder, *([sandbox] if lives else [])],
+        "/images/json": [],
+        "/volumes": {"Volumes": [{"Name": f"{VOLUME}c0ffee"}]},
+        "/containers/7": None,
+        f"/volumes/{VOLUME}c0ffee": None,
+    }
+    await reap(old_images=True)
+    removals = [call.partition(" ")[2].split("/", 2)[2] for call in engine.asked if call.startswith("DELETE ")]
+    assert removals == ([] if lives else ["containers/7", f"volumes/{VOLUME}c0ffee"])

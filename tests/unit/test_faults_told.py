@@ -23,6 +23,7 @@ OCI = "integration/launch/test_oci_launcher.py"
 OCI_RUN = "integration/test_oci_run.py"
 TOOLS = "integration/test_web_tools.py"
 OUTCOME = "unit/test_outcome.py"
+BUILDS = "unit/test_builds.py"
 AGENT = "integration/test_agent_error.py"
 SCORERS = "e2e/test_scorers.py"
 NODES, OPENING = "unit/cluster/test_members.py", "unit/cluster/test_opening.py"
@@ -257,6 +258,14 @@ ROWS = {
     ],
     "cluster: no node works": [f"{NODES}::test_without_any_node_that_works_the_run_ends_by_name"],
     "cluster: the driver is killed": [f"{RAY}::test_a_driver_that_is_killed_leaves_nothing_and_resumes"],
+    "a task's Dockerfile fails, hangs or lacks its base": [
+        "integration/test_task_images.py::test_a_build_that_fails_is_told_in_one_line",
+        f"{BUILDS}::test_a_build_that_hangs_ends_at_its_time",
+        f"{BUILDS}::test_rollouts_go_on_while_an_image_is_made_and_a_failed_one_is_a_bad_task",
+    ],
+    "Docker away, or a full disk, while a Dockerfile is built": [
+        f"{BUILDS}::test_a_machine_that_cannot_build_ends_the_run"
+    ],
     "malformed task, bad attachment": [
         f"{FAULTS}::test_malformed_tasks_are_reported_and_the_run_goes_on",
         "unit/tasks/test_attachments.py::test_what_is_no_file_inside_the_folder_is_refused",

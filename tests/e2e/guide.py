@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fakes.runs import DEADLINE_S, ROOT, lines
+from tests.fakes.runs import CACHE, DEADLINE_S, ROOT, lines
 
 BLOCK = re.compile(r"(?:`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STOP_S = 60.0
@@ -123,6 +123,7 @@ def _environment(home: Path, more: Mapping[str, str] | None) -> dict[str, str]:
         "PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
         "HOME": str(home),
+        "XDG_CACHE_HOME": CACHE,
         "TMPDIR": str(home / "t"),
         "DOCKER_BUILDKIT": "0",
         **(more or {}),

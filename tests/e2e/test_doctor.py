@@ -24,7 +24,9 @@ async def test_every_line_says_how_it_stands_and_the_exit_code_whether_a_run_can
         environ = {"OPENAI_API_KEY": KEY}
         well = await run_cleanly(*arguments, directory=home, command="doctor", environ=environ)
         environ |= {"DOCKER_HOST": f"unix://{home}/no.sock"}
-        ill = await run_cleanly(*arguments, directory=home, command="doctor", environ=environ)
+        ill = await run_cleanly(
+            *arguments, "--env.launcher=docker", directory=home, command="doctor", environ=environ
+        )
         assert endpoint.completions() == []
         assert not (home / "runs").exists()
     for ended in (well, ill):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.endpoint import answers, says, scripted_endpoint
 from tests.e2e.guide import blocks
-from tests.fakes.runs import DEADLINE_S, ROOT, lines, place
+from tests.fakes.runs import CACHE, DEADLINE_S, ROOT, lines, place
 from tests.fakes.tokenizer import tokenizer_folder
 
 pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
@@ -67,6 +67,7 @@ def run(command: str, home: Path) -> str:
         "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
         "HOME": str(home),
+        "XDG_CACHE_HOME": CACHE,
         "TMPDIR": str(home / "t"),
     }
     ended = subprocess.run(

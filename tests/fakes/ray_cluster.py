@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from tests.fakes.runs import ROOT
+from tests.fakes.runs import CACHE, ROOT
 
 START_S = 180.0
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -180,6 +180,7 @@ class RayCluster:
                     "PATH": os.environ["PATH"],
                     "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
                     "HOME": str(home),
+                    "XDG_CACHE_HOME": CACHE,
                     "TMPDIR": str(home / "t"),
                     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
                     # By default Ray gives a node up after 5 checks of 10 to 13 s, so after about a minute. A test

@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-c", "import sys; from orchestrator.cli import main; sys.exit(main())")
 DEADLINE_S = 240.0
 # Variables that no module reads while it is imported: a fork of a process that has imported all reads them too.
+# The runtime of sandboxes lies there: with a cache of its own each command would unpack it anew.
+CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 _READ_LATE = re.compile(r"DOCKER_HOST|HOME|XDG_CACHE_HOME|(OPENAI|JUDGE|TAVILY)_API_KEY|ORCHESTRATOR_\w+")
 
 
@@ -138,6 +140,7 @@ async def running(
         "PATH": os.environ["PATH"],
         "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
         "HOME": str(directory),
+        "XDG_CACHE_HOME": CACHE,
         "TMPDIR": str(temporary),
         **(environ or {}),
     }

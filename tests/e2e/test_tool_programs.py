@@ -171,7 +171,7 @@ async def test_what_an_endpoint_cannot_do_is_a_400_that_says_so(home: Path) -> N
         "client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'x'}])\n"
         "print(said)\n"
     )
-    with scripted_endpoint({}, "--dialect", "sglang", default="yes") as endpoint:
+    with scripted_endpoint({}, "--dialect", "atropos", default="yes") as endpoint:
         ended = await run(*flags(home, endpoint.base_url, agent="program:program.py"), directory=home)
     assert ended.code == 0, ended.stderr
     (answer,) = {facts["answer"] for facts in group_of(home)["overrides"]}

@@ -86,7 +86,7 @@ async def test_a_program_without_a_completion_is_said_at_once_and_tried_again_on
 
 async def test_what_the_orchestrator_or_the_endpoint_refuses_is_the_program_s_too(home: Path) -> None:
     program = ASK + "try: ask(response_format={'type': 'json_object'})\nexcept Exception: print('give up')"
-    server = ScriptedServer("sglang", always("4.5"))  # it keeps to no form
+    server = ScriptedServer("atropos", always("4.5"))  # it keeps to no form
     ended, asked = await ran(home, program, server=server, total_steps=1)
     assert (ended.code, asked) == (1, 0), ended.stderr
     assert outcomes(home / "run") == {"agent_error": 4}

@@ -205,11 +205,8 @@ def _image(row: Mapping[Any, Any], root: Path | None) -> str | None:
 
 def _workspace(row: Mapping[Any, Any], root: Path | None) -> str | None:
     """The absolute path of a folder or archive below `root`. What is in it is checked when it is unpacked."""
-    value = _first(row, "workspace")
-    if value is None:
+    if (value := _name(row, "workspace", "a folder or archive")) is None:
         return None
-    if not isinstance(value, str):
-        raise BadRow(f"workspace must be the name of a folder or archive, not {kind_of(value)}")
     if _first(row, "root") == "read-only":
         raise BadRow("workspace needs a writable root: leave `root` out")
     place = _beside("workspace", value, root)
@@ -221,11 +218,8 @@ def _workspace(row: Mapping[Any, Any], root: Path | None) -> str | None:
 
 def _dockerfile(row: Mapping[Any, Any], root: Path | None) -> str | None:
     """The absolute path of a Dockerfile below `root`, which the row gives by its own name or its folder's."""
-    value = _first(row, "dockerfile")
-    if value is None:
+    if (value := _name(row, "dockerfile", "a file or folder")) is None:
         return None
-    if not isinstance(value, str):
-        raise BadRow(f"dockerfile must be the name of a file or folder, not {kind_of(value)}")
     if _first(row, "image") is not None:
         raise BadRow("image and dockerfile both say what the sandbox is made of: leave one out")
     place = _beside("dockerfile", value, root)
@@ -236,6 +230,14 @@ def _dockerfile(row: Mapping[Any, Any], root: Path | None) -> str | None:
     if place.parent == root.resolve():
         raise BadRow(f"dockerfile {ascii(value)[:60]} lies beside the tasks and their answers: give it a folder")
     return str(place)
+
+
+def _name(row: Mapping[Any, Any], column: str, what: str) -> str | None:
+    """The text in the column, which names `what` below the dataset's folder."""
+    value = _first(row, column)
+    if value is not None and not isinstance(value, str):
+        raise BadRow(f"{column} must be the name of {what}, not {kind_of(value)}")
+    return value
 
 
 def _beside(what: str, name: str, root: Path | None) -> Path:

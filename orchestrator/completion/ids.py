@@ -56,8 +56,8 @@ class Dialect(ABC):
         """
 
     def scoring(self, request: CompletionRequest, model: str, count: int) -> dict[str, Any]:
-        """The JSON that asks for the log-probs of the last `count` ids of the prompt. Asked of dialects with `masks`
-        alone; so is `scores`."""
+        """The JSON that asks for the log-probs of the last `count` ids of the prompt. It is called, as is
+        `scores`, for dialects with `masks` alone."""
         raise NotImplementedError(self.name)
 
     def scores(self, answer: Any, ids: Sequence[int]) -> tuple[list[Any], str | None]:

@@ -182,7 +182,7 @@ async def test_a_build_that_fails_is_told_in_one_line(
     assert PLANTED not in str(failure.value)
 
 
-async def test_a_build_out_of_time_leaves_no_container(
+async def test_a_cancelled_build_leaves_no_container(
     engine: docker.APIClient, base: str, word: str, tmp_path: Path
 ) -> None:
     path = dockerfile(tmp_path, f"FROM python:3.12-slim\nRUN echo {word} && sleep 1000\n")

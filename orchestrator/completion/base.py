@@ -261,8 +261,8 @@ class Tokenizer(Protocol):
     def learn_end(self, token_id: int) -> bool:
         """The server says that this id ended a turn. Returns whether nothing but its word says so."""
 
-    def said(self, ids: tuple[int, ...]) -> str:
-        """Text of sampled ids without what ends their turn."""
+    def said(self, ids: tuple[int, ...], text: str) -> str:
+        """`text`, which is that of these sampled ids, without what ends their turn."""
 
     def behind_end(self, text: str, end: int) -> str:
         """The rest of what the template prints behind an assistant's text, where the turn was ended by a sampled

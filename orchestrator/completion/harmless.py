@@ -69,7 +69,8 @@ class Words:
         message, format = messages[place], self._tokenizer.call_format
         parsed = calls_in(messages, place, tools, format) if tools else None
         if parsed is None or format is None:
-            return replace(message, content=self.text(message.content))
+            content = self.text(message.content)
+            return message if content == message.content else replace(message, content=content)
         calls = [(call, json.loads(call.arguments)) for call in parsed.calls]
         harmless = [(call, self.value(arguments)) for call, arguments in calls]
         content = self.text(parsed.content)

@@ -285,7 +285,7 @@ def visible_text(
     `opened`: the reasoning tag that the prompt ended with.
     """
     text = tokenizer.decode(tokens_T)
-    content = tokenizer.said(tokens_T)
+    content = tokenizer.said(tokens_T, text)
     thought = reasoning_chars(content, opened)
     return text, cut_at_stop(content[thought:], stop), thought
 

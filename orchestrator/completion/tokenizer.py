@@ -200,11 +200,11 @@ class HubTokenizer:
     def learn_end(self, token_id: int) -> bool:
         return self._ends.learn(token_id)
 
-    def said(self, ids: tuple[int, ...]) -> str:
+    def said(self, ids: tuple[int, ...], text: str) -> str:
         if not ids or not self.is_end(ids[-1]):
-            return self.decode(ids)
+            return text
         closing = self._ends.closing
-        if closing and (text := self.decode(ids)).endswith(closing):
+        if closing and text.endswith(closing):
             return text.removesuffix(closing)
         count = len(ids) - 1
         while count and self.stops(ids[count - 1]):

@@ -209,7 +209,9 @@ def _line_messages(pairs: list[TurnTalk], tokenizer: Tokenizer | None) -> tuple[
 
 def _without_end(turn: Turn, tokenizer: Tokenizer | None) -> str:
     completion = turn.completion
-    said = completion.text if tokenizer is None else tokenizer.said(completion.tokens_T or ())
+    said = completion.text
+    if tokenizer is not None:
+        said = tokenizer.said(completion.tokens_T or (), said)
     # An older version may have known fewer ends, and have given more to the agent.
     return said if len(said) >= completion.reasoning_chars + len(completion.visible) else completion.text
 

@@ -115,8 +115,8 @@ class WordTokenizer:
     def learn_end(self, token_id: int) -> bool:
         return False
 
-    def said(self, ids: tuple[int, ...]) -> str:
-        return self.decode(ids[:-1] if ids and self.is_end(ids[-1]) else ids)
+    def said(self, ids: tuple[int, ...], text: str) -> str:
+        return self.decode(ids[:-1]) if ids and self.is_end(ids[-1]) else text
 
     def behind_end(self, text: str, end: int) -> str:
         return text.removeprefix(self.decode((end,)))

@@ -63,7 +63,7 @@ def id_of(made: HubTokenizer, token: str) -> int:
 def test_ends_are_read_from_the_model_s_generation_config(tmp_path: Path, several: bool) -> None:
     stop = tokenizer().convert_tokens_to_ids("<|stop|>")
     made = saved(tmp_path, {"generation_config.json": {"eos_token_id": [1, stop] if several else stop}})
-    assert made.said((*made.encode("42"), stop)) == "42"
+    assert made.said((*made.encode("42"), stop), "42<|stop|>") == "42"
     assert made.stops(stop)
     assert not made.is_end(id_of(made, "<|other|>"))
     assert made.digest != saved(tmp_path / "other", {}).digest
@@ -84,7 +84,7 @@ def test_a_broken_generation_config_is_named(tmp_path: Path, content: str) -> No
 def test_a_token_that_is_flagged_is_an_end_though_transformers_does_not_list_it(tmp_path: Path) -> None:
     made = saved(tmp_path, {}, special=("<|stop|>",))
     assert id_of(made, "<|stop|>") not in made._tokenizer.all_special_ids
-    assert made.said((*made.encode("42"), id_of(made, "<|stop|>"))) == "42"
+    assert made.said((*made.encode("42"), id_of(made, "<|stop|>")), "42<|stop|>") == "42"
 
 
 def answers(end: int | str | None, ids: list[int]) -> dict[str, RawSample]:

@@ -3,6 +3,7 @@
 from orchestrator.types.completions import Completion, CompletionKind, PolicySpan, ServerType, Turn
 from orchestrator.types.confinement import Confinement, Mount, SandboxExit
 from orchestrator.types.differences import Change, ChangeKind, Difference, LeftOut
+from orchestrator.types.grading import Case, Collect, Grade, Grader, GraderKind, Scope, TestOutcome, TestResult
 from orchestrator.types.groups import Group, Member, Score, TokenSource, Trajectory, is_solved
 from orchestrator.types.messages import (
     Call,
@@ -51,8 +52,10 @@ __all__ = [
     "BadTask",
     "Call",
     "CallFormat",
+    "Case",
     "Change",
     "ChangeKind",
+    "Collect",
     "Completion",
     "CompletionKind",
     "Confinement",
@@ -61,6 +64,9 @@ __all__ = [
     "EndedName",
     "Failed",
     "FailedName",
+    "Grade",
+    "Grader",
+    "GraderKind",
     "Group",
     "LeftOut",
     "Limits",
@@ -81,11 +87,14 @@ __all__ = [
     "Sampling",
     "SandboxExit",
     "SandboxSpec",
+    "Scope",
     "Score",
     "ServerType",
     "Split",
     "Step",
     "Task",
+    "TestOutcome",
+    "TestResult",
     "TokenSource",
     "ToolCall",
     "Tools",

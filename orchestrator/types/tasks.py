@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.types.grading import Grader
+
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
@@ -22,7 +24,8 @@ class Task:
 
     `workspace`: absolute path of a folder or archive; when its rollouts begin, of the folder that is a
     layer of the sandbox. `root`: the sandbox's, in place of the run's. `cwd`, `environment`: working directory
-    and variables of the agent's processes. `user`: whom these run as; needs a writable root.
+    and variables of the agent's processes. `user`: whom these run as; needs a writable root. `cpus`,
+    `memory_bytes`, `storage_bytes`: of the sandbox, in place of the run's. `grader`: of what the agent leaves.
     """
 
     task_id: str
@@ -42,6 +45,10 @@ class Task:
     user: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     dockerfile: str | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    storage_bytes: int | None = None
+    grader: Grader | None = None
 
     @property
     def reference(self) -> str | None:

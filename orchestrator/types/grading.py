@@ -1,0 +1,91 @@
+"""What grades the state in which an agent left its sandbox, and what that found."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+# A command whose exit code says it; the agent's program, run once for each case; Harbor's tests/test.sh.
+GraderKind = Literal["command", "io", "harbor"]
+# Which part of the agent's state is graded: what the task declares; the folders in which the solution leaves its
+# own; all of it.
+Scope = Literal["declared", "solution", "whole"]
+TestOutcome = Literal["passed", "failed", "skipped", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run of the agent's program. `expected`: what it is to print; it never lies in the sandbox."""
+
+    arguments: tuple[str, ...] = ()
+    stdin: str = ""
+    expected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """A command that is run in the agent's sandbox when it has ended its work, before its state is graded."""
+
+    command: str
+    timeout_s: float
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grader:
+    """What grades a task's end state, in a sandbox of its own. Nothing of it reaches the agent's sandbox.
+
+    `tests`, `solution`: absolute paths of folders of this machine, which lie at /tests while it grades, and at
+    /solution where the task's own solution is tried. `command`: of `command`, what is run; of `io`, the agent's
+    program. `image`, `dockerfile`: of a grader that has one of its own; None: the task's. `declared`: absolute
+    paths of the agent's state that are graded, without others; None: the task does not say it. `user`, `cwd`,
+    `environment`: of its processes; None: the task's.
+    """
+
+    kind: GraderKind
+    tests: str | None = None
+    command: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
+    timeout_s: float = 600.0
+    image: str | None = None
+    dockerfile: str | None = None
+    declared: tuple[str, ...] | None = None
+    collect: tuple[Collect, ...] = ()
+    user: str | None = None
+    cwd: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    solution: str | None = None
+    solution_environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """One test of several, as a report of JUnit, CTRF or pytest names it."""
+
+    __test__ = False  # for pytest
+
+    name: str
+    outcome: TestOutcome
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a grader found. `rewards`: by name; a task with one calls it `reward`. `fault`: why there is none,
+    which is not the policy's doing; empty: there is one.
+
+    `source`: the name of the file that the rewards were read from, or `exit`, or `cases`. `kept`: the paths of the
+    agent's state that were graded. `flags`: what a reader should know, such as processes that were left running.
+    `stdout`, `stderr`: their ends, bounded. Times in seconds.
+    """
+
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    fault: str = ""
+    source: str = ""
+    scope: Scope = "whole"
+    kept: tuple[str, ...] = ()
+    tests: tuple[TestResult, ...] = ()
+    flags: tuple[str, ...] = ()
+    stdout: str = ""
+    stderr: str = ""
+    duration_s: float = 0.0
+    cpu_s: float | None = None

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import docker
@@ -90,6 +91,11 @@ def run(request: pytest.FixtureRequest) -> Run:
         if (reason := oci_images.why_not()) is not None:
             pytest.skip(reason)
         oci_images.stored_image()
+    return run_of(kind)
+
+
+@cache  # pytest makes a fixture anew for each set of parameters that a test names itself
+def run_of(kind: str) -> Run:
     return asyncio.run(carried_out(kind))
 
 

@@ -12,7 +12,7 @@ from orchestrator.calls.parsed import ParsedText
 from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
 from orchestrator.completion.base import count as tokens_of
 from orchestrator.completion.harmless import completed_by_tools, prints_name
-from orchestrator.completion.line import Prompt, Segment, Segments, TokenLine
+from orchestrator.completion.line import Prompt, Segments, TokenLine
 from orchestrator.completion.prompt_text import Opening
 from orchestrator.errors import RecordError
 from orchestrator.proxy.budgets import Budgets
@@ -251,7 +251,7 @@ class Turns:
         if self._line is not None and prompt is not None:
             self._line.append(prompt, messages, completion)
         else:
-            self._segments.append(Segment(prepared.segment, messages, prepared.tools, completion))
+            self._segments.append(prepared.segment, messages, prepared.tools, completion)
         self._turns[prepared.place] = Turn(
             sequence=ask.sequence,
             kind=ask.kind,

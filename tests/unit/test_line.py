@@ -333,11 +333,21 @@ def test_a_marker_cannot_be_known_beforehand() -> None:
 
 
 def test_one_step_back_of_a_line_is_kept_and_no_more() -> None:
+    segments, completions = Segments(), [text_completion(str(n)) for n in range(3)]
+    for n, completion in enumerate(completions):
+        segments.append(0, (Message("user", "x" * n),), (), completion)
+    assert segments.abandon(0, completions[2])
+    earlier = segments.get(0)
+    assert earlier is not None
+    assert earlier.messages == (Message("user", "x"),)
+    assert segments.abandon(0, completions[1])
+    assert segments.get(0) == Segment(0)
+
+
+def test_a_line_is_found_by_the_hash_of_its_conversation_whatever_was_asked_between() -> None:
     segments = Segments()
-    for n in range(3):
-        segments.append(Segment(0, (Message("user", "x" * n),), completion=text_completion("y")))
-    last = segments.get(0)
-    assert last is not None
-    assert last.before is not None
-    assert last.before.messages == (Message("user", "x"),)
-    assert last.before.before is None
+    talk = tuple(Message("user", str(n)) for n in range(6))
+    segments.append(0, talk[:2], (), text_completion("y"))
+    segments.append(1, (*talk[:2], Message("user", "other")), (), text_completion("z"))
+    for asked, found in ((talk, [0]), ((*talk[:2], Message("user", "other"), talk[3]), [1, 0]), (talk[1:], [])):
+        assert [segment.number for segment, _ in segments.begin(asked, (), ())] == found

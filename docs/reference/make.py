@@ -21,8 +21,7 @@ _HEAD = """\
 Made by `python docs/reference/make.py` from the tables that `orchestrator COMMAND --help` reads. A setting
 `env.NAME` is the flag `--env.NAME VALUE`, the variable `ORCHESTRATOR_ENV__NAME` and the key `NAME` below `env:` in
 the file that `--config` names. How these go together, and the forms of values:
-[configuration.md](../configuration.md). `orchestrator COMMAND --help all` lists the settings of a command. Names
-in a path have at most 255 bytes.
+[configuration.md](../configuration.md). `orchestrator COMMAND --help all` lists the settings of a command.
 """
 # Long words of the command line for what a value may be, and the short ones of this page.
 _SHORT = (
@@ -61,7 +60,7 @@ def _command(command: Command) -> str:
     if options := [row for row in command.options if row.name != "json"]:
         parts.append(_table(options, "flag"))
     if len(options) < len(command.options):
-        parts.append("`--json`: [an answer for programs](../runs.md#answers-for-programs).\n")
+        parts.append("`--json`: [fields](../runs.md#answers-for-programs).\n")
     return "\n".join(part for part in parts if part)
 
 

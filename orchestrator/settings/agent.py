@@ -118,7 +118,7 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
     program_preload: tuple[str, ...] = row(
         (),
         Texts(Text("a module", "MODULE", _IMPORTED.fullmatch)),
-        "modules that a sandbox imports for the program before there is a task, so that no rollout waits for it",
+        "modules that sandboxes import for the program ahead of their tasks",
         resume=Resume.FREE,
         to=(SandboxSpec, "preload"),
         only_for="program",

@@ -97,8 +97,8 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
     tool_call_format: Literal["auto", "json", CallFormat] = row(
         "auto",
         Choice(("auto", "json", *get_args(CallFormat))),
-        "how the model writes calls of tools; auto: as its chat template shows; json: tool_calling agents write "
-        "them as JSON in their text, as they do with auto where the template shows no format",
+        "how the model writes calls of tools; auto: as its chat template shows; json: as JSON in the text, for "
+        "tool_calling agents; docs/agents.md",
     )
     use_chat_completion: bool = row(
         True,

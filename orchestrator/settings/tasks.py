@@ -49,7 +49,7 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         None,
         Text("the name of a split, or hash:SHARE like hash:0.1", "NAME", _EVAL_SPLIT.fullmatch),
         "the part for `evaluate`; `process` and `serve` then leave it out. hash: a share of env.split, by task_id",
-        unset="none: nothing is held out, all of env.split is evaluated",
+        unset="none: all of env.split is evaluated",
         from_run=("replay", "rescore"),
         first_run=("evaluate", "serve"),
     )

@@ -19,6 +19,7 @@ from tests.fakes.runs import ROOT, flags, lines, place, run
 from tests.fakes.tokenizer import tokenizer_folder
 
 PAGE = ROOT / "docs" / "agents.md"
+TUTORIAL = ROOT / "docs" / "tutorials" / "own-agent.md"
 QUESTION = "How many words has 'one two three', and what does a pen cost?"
 LOOK = "I look.\n```python\nimport os\nprint(os.getuid())\n"
 TRY = """\
@@ -50,17 +51,18 @@ COUNTER = ["Thought: so.\n<code>\nfinal_answer(count_words('a b'))\n</code>"]
 SCRIPTS = {
     "code.yaml": {QUESTION: [CODE]},
     "calling.yaml": {"Count the words of the text": [COUNTER], QUESTION: [CALLING]},
-    "program:short.py": {QUESTION: [["4.5"]]},
 }
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A directory with the files of docs/agents.md and one task."""
+    """A directory with the files of docs/agents.md, the tutorial's agent, and one task."""
     with place() as directory:
         for block in blocks(PAGE.read_text("utf-8")):
             if block.name:
                 (directory / block.name).write_text(block.text)
+        (agent,) = [block for block in blocks(TUTORIAL.read_text("utf-8")) if block.name == "agent.py"]
+        (directory / "agent.py").write_text(agent.text)
         task = {"task_id": "t", "question": QUESTION, "answer": "4.5"}
         (directory / "tasks.jsonl").write_text(json.dumps(task) + "\n")
         yield directory
@@ -130,10 +132,10 @@ async def test_what_a_program_writes_and_asks_aside_is_not_trained(home: Path, d
 
 
 async def test_a_run_is_not_resumed_with_another_program(home: Path) -> None:
-    with scripted_endpoint(SCRIPTS["program:short.py"], "--dialect", "vllm") as endpoint:
-        given = flags(home, endpoint.base_url, agent="program:short.py")
+    with scripted_endpoint({QUESTION: [["4.5"]]}, "--dialect", "vllm") as endpoint:
+        given = flags(home, endpoint.base_url, agent="program:agent.py")
         assert (await run(*given, directory=home)).code == 0
-        (home / "short.py").write_text("print(4.5)")
+        (home / "agent.py").write_text("print(4.5)")
         ended = await run("--env.resume", str(home / "run"), directory=home)
     assert ended.code == 2
     assert "the agent's program, prompts or tools are not what the run began with" in ended.stderr

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from orchestrator.calls.declared import arguments_schema
 from orchestrator.calls.formats import guidable
@@ -154,9 +155,9 @@ class Completions:
             raise ProtocolError("only a program may bring stop strings, or have tokens counted")
         if ask.wishes != Wishes(tools) or (tools and not calls):
             raise ProtocolError("only a program may bring other wishes than an agent's tools")
-        if any(message.name for message in ask.messages):
+        if any(map(attrgetter("name"), ask.messages)):
             raise ProtocolError("only a program may name who speaks")
-        if not tools and any(isinstance(message, CallMessage) for message in ask.messages):
+        if not tools and CallMessage in map(type, ask.messages):
             raise ProtocolError("calls and results in a request without tools")
         # Calls end with the turn, and their arguments may hold any text: nothing stops them before.
         tags = agent.code_tags if kind == "code" else None

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import count
+from operator import attrgetter
 
 import orjson
 
@@ -104,7 +105,8 @@ class Turns:
     async def _prepared(self, ask: AgentRequest) -> ReadyPrompt:
         place = next(self._places)
         messages, tools, opening = await aside_if(ask.is_long, self._told, ask)
-        self.names_unused |= not {m.name for m in ask.messages} <= {"", *(m.name for m in messages)}
+        if any(names := set(map(attrgetter("name"), ask.messages))):
+            self.names_unused |= not names <= {"", *(m.name for m in messages)}
         kept = shared(self._conversation, messages)
         messages = (*self._conversation[:kept], *messages[kept:])  # a message that came again is kept once
         if not ask.count_only:  # of which nothing is kept

@@ -162,3 +162,23 @@ async def test_the_run_s_own_image_is_refused_before_it_begins(home: Path) -> No
             ended = await run(*flags(home, server.base_url, launcher="docker", sandbox_image=name), directory=home)
     assert (ended.code, ended.traceback) == (3, False), ended.stderr
     assert "is for linux/s390x" in ended.stderr
+
+
+@pytest.mark.parametrize("launcher", ["docker", pytest.param("oci", marks=needs_oci)])
+async def test_a_working_directory_that_cannot_be_had_is_the_task_s_fault(home: Path, launcher: str) -> None:
+    rows: dict[str, dict[str, Any]] = {"file": {"cwd": "/etc/passwd"}, "nowhere": {"cwd": "/nowhere/at/all"}}
+    words = {"file": "/etc/passwd: File exists", "nowhere": "/nowhere/at/all: Read-only file system"}
+    good: dict[str, dict[str, Any]] = {"q0": {"cwd": "/tmp/made"}}
+    if launcher == "oci":
+        oci_images.stored_image()
+        rows["behind a file"] = {"cwd": "/etc/passwd/x", "root": "writable"}
+        rows["of root"] = {"cwd": "/root/x", "root": "writable", "user": "nobody"}
+        words |= {"behind a file": "/etc/passwd/x: Not a directory", "of root": "/root/x: Permission denied"}
+        good["q1"] = {"cwd": "/srv/made", "root": "writable"}
+    write(home, {**rows, **good})
+    async with ScriptedServer("vllm", always(ANSWERS)) as server:
+        ended = await a_run(home, server, launcher=launcher, group_size=1)
+    assert ended.code == 1, ended.stderr
+    assert outcomes(home / "run") == {"finished": len(good), "bad_task": len(rows)}
+    why = "the task's working directory cannot be used: "
+    assert bad(home) == {name: why + told for name, told in words.items()}

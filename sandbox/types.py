@@ -213,7 +213,7 @@ class StepReport:
     agent: str = ""  # the managed agent's name; empty: the main agent
 
 
-StopReason = Literal["final_answer", "max_steps", "no_answer", "out_of_memory", "crashed"]
+StopReason = Literal["final_answer", "max_steps", "no_answer", "out_of_memory", "crashed", "bad_task"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""Brings tasks that have a Dockerfile to their images, ahead of their rollouts and in none of their slots."""
+"""Gets the images of tasks ready, ahead of their rollouts and in none of their slots: builds those of Dockerfiles,
+and finds those that no sandbox can be made of."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -14,54 +15,83 @@ from orchestrator.errors import BuildError, EnvironmentUnusable
 from orchestrator.launch.uses import Uses
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
+from orchestrator.settings.config import Config
 from orchestrator.settings.sandbox import SandboxSettings
-from orchestrator.types import BadTask, Task
+from orchestrator.types import BadTask, SandboxSpec, Task
 
 if TYPE_CHECKING:
     from orchestrator.launch.image.task_images import TaskImages
 
-PARALLEL = 2  # builds at a time: they share the disk and the network with rollouts
+PARALLEL = 2  # builds at a time, and images looked at: they share the disk and the network with rollouts
 _TRIES = 3  # where the machine is at fault: its Engine may be restarting
 _BETWEEN_TRIES = Backoff(first_s=5.0, most_s=60.0)
 
 
 class Builds:
-    """Of one run; made and closed in its event loop."""
+    """Of one run; made and closed in its event loop. `why_unfit`: as `Hosts` has it."""
 
-    def __init__(self, env: SandboxSettings, say: Callable[[str], None]) -> None:
-        self._env = env
+    def __init__(
+        self,
+        config: Config,
+        why_unfit: Callable[[SandboxSpec], Awaitable[str | None]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._config, self._env = config, config.env
+        self._why_unfit = why_unfit
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(PARALLEL)
+        self._room_to_look = asyncio.Semaphore(PARALLEL)  # no look waits for a build
         self._opening = asyncio.Lock()
         self._images: TaskImages | None = None
         self._uses: Uses | None = None
         self._ids: dict[str, asyncio.Task[str]] = {}  # of images, by the paths of their Dockerfiles
+        self._unfit: dict[SandboxSpec, str] = {}
+        self._looks: set[asyncio.Task[str | None]] = set()  # under way
         self._stopped = False
 
     def begin(self, task: Task) -> Future[Task | BadTask]:
-        """The task with its image, or a BadTask with the reason why there is none. Where the run is being stopped,
-        it is cancelled, or the task as it was. Fails with EnvironmentUnusable where the machine cannot build.
-        Thread-safe."""
+        """The task with its image, or a BadTask with the reason why there is no sandbox for it. Where the run is
+        being stopped, it is cancelled, or the task as it was. Fails with EnvironmentUnusable where the machine
+        cannot build. Thread-safe."""
         return asyncio.run_coroutine_threadsafe(self._begun(task), self._loop)
 
     def stop(self) -> None:
-        """No build is begun any more, and those under way are cancelled."""
+        """Nothing is begun any more, and what is under way is cancelled."""
         self._stopped = True
-        for building in self._ids.values():
-            building.cancel()
+        for work in (*self._ids.values(), *self._looks):
+            work.cancel()
 
     async def aclose(self) -> None:
         """Returns when nothing of a build is left."""
         self.stop()
-        await asyncio.gather(*self._ids.values(), return_exceptions=True)
+        await asyncio.gather(*self._ids.values(), *self._looks, return_exceptions=True)
         if self._uses is not None:
             self._uses.close()
 
     async def _begun(self, task: Task) -> Task | BadTask:
-        path = task.dockerfile
-        if self._stopped or path is None:
+        if self._stopped:
             return task
+        if task.dockerfile is not None:
+            built = await self._built(task, task.dockerfile)
+            if isinstance(built, BadTask):
+                return built
+            task = built
+        look = asyncio.create_task(self._look(self._config.sandbox_spec(task)), name=f"image of {task.task_id}")
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+        reason = await look
+        return task if reason is None else BadTask(task.task_id, reason)
+
+    async def _look(self, spec: SandboxSpec) -> str | None:
+        """Only what is wrong with an image is remembered: what is not known now may be known later."""
+        async with self._room_to_look:
+            reason = self._unfit.get(spec) or await self._why_unfit(spec)
+        if reason is not None:
+            self._unfit[spec] = reason
+        return reason
+
+    async def _built(self, task: Task, path: str) -> Task | BadTask:
         if reason := self._refusal:
             return BadTask(task.task_id, reason)
         if path not in self._ids:

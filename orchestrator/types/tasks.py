@@ -51,6 +51,11 @@ class Task:
     grader: Grader | None = None
 
     @property
+    def has_own_sandbox(self) -> bool:
+        """Whether its sandbox may be made of something else than those of other tasks."""
+        return any((self.image, self.dockerfile, self.workspace, self.root, self.user))
+
+    @property
     def reference(self) -> str | None:
         """Every right answer, for people and judges."""
         return None if self.answer is None else "\nOR\n".join((self.answer, *self.other_answers))

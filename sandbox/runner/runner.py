@@ -15,7 +15,15 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox import procfs
 from sandbox.control import RunnerEnd
-from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, MemoryUsedUp, StepsUsedUp, SupervisorGone
+from sandbox.errors import (
+    ChannelLost,
+    EpisodeCrashed,
+    LeaseEnded,
+    MemoryUsedUp,
+    PlaceUnusable,
+    StepsUsedUp,
+    SupervisorGone,
+)
 from sandbox.runner.agent import OnStep, build_agent
 from sandbox.runner.attachments import receive_attachments
 from sandbox.runner.client import Client, assigned
@@ -96,14 +104,17 @@ def _episode(
             result = solve(
                 assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
             )
+    except PlaceUnusable as error:
+        result = Result("bad_task", detail=str(error))
     except (Exception, EpisodeCrashed) as error:
         traceback.print_exc()
         result = Result("crashed", detail=f"{type(error).__name__}: {error}")
     client.submit(result, time.monotonic() - started)
     # After the result, so that trouble with the files cannot lose it.
-    if output is not None and result.stop_reason != "crashed":
+    failed = result.stop_reason in ("crashed", "bad_task")
+    if output is not None and not failed:
         client.send_output(left_behind(link, output))
-    return EXIT_FAILED if result.stop_reason == "crashed" else 0
+    return EXIT_FAILED if failed else 0
 
 
 def left_behind(link: WorkerLink, limits: pb.OutputLimits) -> Iterator[bytes]:

@@ -62,6 +62,7 @@ _STOP_REASONS: dict[StopReason, pb.StopReason] = {
     "no_answer": pb.STOP_REASON_NO_ANSWER,
     "out_of_memory": pb.STOP_REASON_OUT_OF_MEMORY,
     "crashed": pb.STOP_REASON_CRASHED,
+    "bad_task": pb.STOP_REASON_BAD_TASK,
 }
 
 

@@ -12,6 +12,7 @@ Code that breaks the harness all the same only loses its worker, which the runne
 """
 
 import builtins
+import errno
 import os
 import signal
 import sys
@@ -36,6 +37,7 @@ COMMANDS_FD = 3
 FRAMES_FD = 4
 EXIT_BROKEN = 70  # of a worker whose pipes are gone or whose harness is broken
 _READ_BYTES = 64 * 1024
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM)
 
 _os_read, _os_write, _getpid, _exit = os.read, os.write, os.getpid, os._exit
 _setitimer, _ITIMER_REAL = signal.setitimer, signal.ITIMER_REAL
@@ -261,7 +263,8 @@ class Worker:
 
 
 def _settle(cwd: str, variables: dict[str, str]) -> str | None:
-    """Goes there with these variables. Returns why it cannot."""
+    """Goes there with these variables. Returns why the task cannot have this place. Raises OSError for what the
+    machine lacks."""
     os.environ.update(variables)
     time.tzset()
     if cwd:
@@ -269,6 +272,8 @@ def _settle(cwd: str, variables: dict[str, str]) -> str | None:
             os.makedirs(cwd, exist_ok=True)
             os.chdir(cwd)
         except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise
             return f"{cwd}: {error.strerror}"
         os.environ["PWD"] = cwd
     return None

@@ -120,6 +120,8 @@ class FakeLauncher:
         self.launched = 0
         self.most_at_once = 0
         self.closed = False
+        self.images: dict[str, Exception] = {}  # what is raised for those of these names
+        self.looked_at: list[str] = []
         self._inhabitant = inhabitant
         self._failures = failures
         self._create_s = create_s
@@ -128,6 +130,12 @@ class FakeLauncher:
 
     async def check(self, spec: SandboxSpec) -> None:
         """Anything goes."""
+
+    async def check_image(self, spec: SandboxSpec) -> None:
+        """Any image goes, but those that `images` names."""
+        self.looked_at.append(spec.image)
+        if (error := self.images.get(spec.image)) is not None:
+            raise error
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         return {"isolation": "fake"}

@@ -13,14 +13,14 @@ from typing import IO, Any
 
 import pytest
 
-from orchestrator.engine.builds import Builds
+from orchestrator.engine.builds import PARALLEL, Builds
 from orchestrator.engine.draws import AHEAD, Draw, Draws
-from orchestrator.errors import BuildError, EnvironmentUnusable
+from orchestrator.errors import BuildError, DockerError, EnvironmentUnusable, ImageUnusable, LaunchError
 from orchestrator.launch.image.task_images import TaskImages
 from orchestrator.launch.uses import BuiltImage, Uses, images_in_use, unwanted
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.settings.sources import load_config
-from orchestrator.types import BadTask, Task
+from orchestrator.types import BadTask, SandboxSpec, Task
 from tests.fakes.held_rollouts import Held, held, until
 
 PLAIN = Task("plain", "What is 6 times 7?", "42")
@@ -277,13 +277,134 @@ async def test_no_room_for_a_context_is_the_machine_s_doing(
     ("env", "why"), [({"launcher": "process"}, "launcher process"), ({"dockerfiles": False}, "trust")]
 )
 async def test_where_nothing_is_built_the_task_says_why(env: dict[str, Any], why: str, tmp_path: Path) -> None:
-    builds = Builds(load_config(env=env, environ={}).env, print)
+    builds = Builds(load_config(env=env, environ={}), fits, print)
     bad = await asyncio.wrap_future(builds.begin(replace(A, dockerfile=str(dockerfile(tmp_path)))))
     assert isinstance(bad, BadTask)
     assert why in bad.reason
     assert await asyncio.wrap_future(builds.begin(PLAIN)) is PLAIN
     await builds.aclose()
     assert await asyncio.wrap_future(builds.begin(A)) is A
+
+
+# ---------------------------------------------------------------- images that no sandbox can be made of
+
+
+async def fits(spec: SandboxSpec) -> str | None:
+    return None
+
+
+@asynccontextmanager
+async def engine_of_images(*listeners: Listener, **images: Exception) -> AsyncIterator[Held]:
+    """An engine whose launcher raises these errors for images of these names."""
+    async with held(Observer(listeners=list(listeners)), group_size=1) as engine:
+        engine.launcher.images = dict(images)
+        shared = engine.orchestrator.shared
+        assert shared.opened is not None
+        builds = Builds(engine.orchestrator.config, shared.opened.hosts.why_unfit, print)
+        shared.opened = replace(shared.opened, builds=builds)
+        yield engine
+        await builds.aclose()
+
+
+def of_image(name: str, task_id: str = "") -> Task:
+    return replace(PLAIN, task_id=task_id or name, image=name)
+
+
+async def test_a_task_whose_image_no_sandbox_can_be_made_of_is_bad_and_asked_about_once() -> None:
+    told = Told()
+    async with engine_of_images(told, odd=ImageUnusable("the image odd is for another machine")) as engine:
+        engine.completer.let_all_go()
+        tasks = [of_image("odd"), PLAIN, of_image("good"), of_image("odd", "same"), of_image("good", "too")]
+        groups = await groups_of(engine, tasks)
+        assert sorted(groups) == [(1, None), (2, "good"), (4, "good")]
+        assert await groups_of(engine, [of_image("odd", "later")]) == []
+    why = "the image odd is for another machine"
+    assert sorted(told.bad) == sorted(f"{name}: {why}" for name in ("odd", "same", "later"))
+    assert engine.launcher.launched == 3
+    assert 1 <= engine.launcher.looked_at.count("odd") <= PARALLEL
+
+
+@pytest.mark.parametrize(
+    "error", [EnvironmentUnusable("no room for an image"), DockerError("no answer"), LaunchError("runc is gone")]
+)
+async def test_what_the_machine_lacks_is_no_task_s_fault(error: Exception) -> None:
+    told = Told()
+    async with engine_of_images(told, away=error) as engine:
+        engine.completer.let_all_go()
+        assert await groups_of(engine, [of_image("away")]) == [(0, "away")]
+        engine.launcher.images["away"] = ImageUnusable("it is torn")
+        assert await groups_of(engine, [of_image("away", "then")]) == []
+    assert told.bad == ["then: it is torn"]
+
+
+async def test_a_drain_waits_for_no_look_at_an_image() -> None:
+    told, looking = Told(), asyncio.Event()
+
+    async def hangs(spec: SandboxSpec) -> str | None:
+        looking.set()
+        await asyncio.sleep(3600)
+        return "never"
+
+    async with engine_of_images(told) as engine:
+        shared = engine.orchestrator.shared
+        assert shared.opened is not None
+        builds = Builds(engine.orchestrator.config, hangs, print)
+        shared.opened = replace(shared.opened, builds=builds)
+        run = asyncio.create_task(groups_of(engine, [of_image("a"), of_image("b"), of_image("c")]))
+        await looking.wait()
+        engine.orchestrator.drain()
+        async with asyncio.timeout(30):
+            assert await run == []
+        assert engine.orchestrator.cut_short
+        await builds.aclose()
+    assert told.bad == []
+
+
+async def test_an_image_is_asked_about_for_each_user_and_root() -> None:
+    asked: list[SandboxSpec] = []
+
+    async def why_unfit(spec: SandboxSpec) -> str | None:
+        asked.append(spec)
+        return f"no user {spec.user}" if spec.user == "ghost" else None
+
+    builds = Builds(load_config(env={"launcher": "oci"}, environ={}), why_unfit, print)
+    own = replace(PLAIN, image="i", root="writable", user="ghost")
+    results = [await asyncio.wrap_future(builds.begin(t)) for t in (own, replace(own, user="app"), own)]
+    await builds.aclose()
+    assert results == [bad := BadTask("plain", "no user ghost"), replace(own, user="app"), bad]
+    assert [(spec.image, spec.root, spec.user) for spec in asked] == [
+        ("i", "writable", "ghost"),
+        ("i", "writable", "app"),
+    ]
+
+
+async def test_a_look_waits_for_no_build_and_an_image_that_was_built_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    async def why_unfit(spec: SandboxSpec) -> str | None:
+        return "it has 300 layers" if spec.image == "image-0" else None
+
+    def builds_of(builder: FakeBuilder) -> Builds:
+        builds = Builds(load_config(env={"dockerfiles": True}, environ={}), why_unfit, print)
+        builds._images = images(builder)
+        return builds
+
+    hanging = FakeBuilder()
+    hanging.hangs = True
+    paths = [dockerfile(tmp_path / str(n), f"FROM base\nRUN {n}\n") for n in range(PARALLEL)]
+    tasks = [replace(A, dockerfile=str(path)) for path in paths]
+    builds = builds_of(hanging)
+    for task in tasks:
+        builds.begin(task)
+    await until(lambda: hanging.asked.count("build on base") == PARALLEL)
+    async with asyncio.timeout(30):
+        assert await asyncio.wrap_future(builds.begin(of_image("i"))) == of_image("i")
+    await builds.aclose()
+    builds = builds_of(FakeBuilder())
+    assert await asyncio.wrap_future(builds.begin(tasks[0])) == BadTask("a", "it has 300 layers")
+    await builds.aclose()
 
 
 # ---------------------------------------------------------------- uses

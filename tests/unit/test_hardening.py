@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.errors import ConfigError, EnvironmentUnusable, ImageUnusable
 from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.contents import ENVIRONMENT, PROGRAM, Contents, image_environment
 from orchestrator.launch.docker.facts import advice, engine_problem, image_problem, missing_features
@@ -225,7 +225,7 @@ def test_an_image_without_a_path_has_dockers() -> None:
 
 def test_an_environment_is_read_as_docker_does_and_has_a_bound() -> None:
     assert image_environment("i", ["A=b=c", "B=", "no value", "=x", "A=d"]) == {"A": "d", "B": ""}
-    with pytest.raises(EnvironmentUnusable, match="image i takes 70002 bytes"):
+    with pytest.raises(ImageUnusable, match="image i takes 70002 bytes"):
         image_environment("i", [f"A={'x' * 70_000}"])
 
 

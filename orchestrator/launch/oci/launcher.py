@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import EnvironmentUnusable, LaunchError, RolloutError
+from orchestrator.errors import EnvironmentUnusable, ImageUnusable, LaunchError, RolloutError
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.container import ContainerLauncher
 from orchestrator.launch.contents import PYTHON, Contents, image_environment
@@ -83,9 +83,14 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         demand([*missing_limits(self._waived), *missing_ranges(spec, self._waived)])
         if problem := does_not_fit(spec):
             raise EnvironmentUnusable(problem)
-        await self._agent_user(spec, await self._image(spec.image))
+        await self.check_image(spec)
         for line in advice(spec, self._max_sandboxes, version):
             self._advise(line)
+
+    async def check_image(self, spec: SandboxSpec) -> None:
+        """Unpacks the image, if need be. Raises ImageUnusable; EnvironmentUnusable for what is not the image's
+        doing."""
+        await self._agent_user(spec, await self._image(spec.image))
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest."""
@@ -134,7 +139,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         try:
             image = await self._image(spec.image)
             user = await self._agent_user(spec, image)
-        except EnvironmentUnusable as error:  # a task's own image: the others go on
+        except EnvironmentUnusable as error:  # of a task's own image, that `check_image` had no word of
             raise LaunchError(str(error)) from error
         if user is not None:
             hardening = replace(hardening, arguments=(*hardening.arguments, *agent_arguments(*user)))
@@ -196,7 +201,8 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         return self._directory / "bundles" / name
 
     async def _agent_user(self, spec: SandboxSpec, image: StoredImage) -> tuple[int, int] | None:
-        """(uid, gid) of the agent in its user namespace; None: it has none. Raises EnvironmentUnusable."""
+        """(uid, gid) of the agent in its user namespace; None: it has none. Raises ImageUnusable,
+        EnvironmentUnusable."""
         if not spec.is_writable:
             return None
         if os.geteuid() != 0 and spec.is_on_disk:
@@ -236,11 +242,11 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         return self._store.put(Path(name).expanduser()) if image is None and is_path(name) else image
 
     async def _image(self, name: str) -> StoredImage:
-        """Found once, and what runs in it. Raises EnvironmentUnusable."""
+        """Found once, and what runs in it. Raises ImageUnusable, EnvironmentUnusable."""
         if name not in self._images:
             image = await asyncio.to_thread(self._find, name)
             if image is None:
-                raise EnvironmentUnusable(
+                raise ImageUnusable(
                     f"the sandbox image {name} is not in the store of images: run `orchestrator image build --oci`"
                 )
             environment = image_environment(name, image.config.get("Env") or ())

@@ -56,6 +56,7 @@ class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP_REASON_NO_ANSWER: _ClassVar[StopReason]
     STOP_REASON_OUT_OF_MEMORY: _ClassVar[StopReason]
     STOP_REASON_CRASHED: _ClassVar[StopReason]
+    STOP_REASON_BAD_TASK: _ClassVar[StopReason]
 AGENT_KIND_UNSPECIFIED: AgentKind
 AGENT_KIND_CODE: AgentKind
 AGENT_KIND_TOOL_CALLING: AgentKind
@@ -84,6 +85,7 @@ STOP_REASON_MAX_STEPS: StopReason
 STOP_REASON_NO_ANSWER: StopReason
 STOP_REASON_OUT_OF_MEMORY: StopReason
 STOP_REASON_CRASHED: StopReason
+STOP_REASON_BAD_TASK: StopReason
 
 class ParkRequest(_message.Message):
     __slots__ = ("contract", "confinement")

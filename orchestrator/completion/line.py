@@ -99,7 +99,7 @@ class Segments:
         segment = self._all[number]
         if segment.completion is not completion:
             return False
-        self._all = {**self._all, number: self._earlier.pop(number, None) or Segment(number)}
+        self._all = {**self._all, number: self._earlier.pop(number, Segment(number))}
         return True
 
     def _hashes(self, messages: tuple[Message, ...]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -210,3 +211,38 @@ async def test_a_server_without_seeds_gives_no_second_sample(tokenizer: HubToken
         await made.sample(request(tokenizer))
     assert len(asked) == 1
     assert not SglangDialect(seeded=False).seeded
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "reason"),
+    [(f"Hello{END}", 100, "stop"), ("x = 1\n</code>", 100, "stop"), ("Hello", 0, "length")],
+    ids=["end", "stop string", "full"],
+)
+async def test_what_was_aborted_at_its_end_is_not_asked_for_again(
+    tokenizer: HubTokenizer, text: str, most: int, reason: str
+) -> None:
+    """Servers look for an abort before they look for an end. `most` 0: as many tokens as the text has."""
+    ids, asked = tokenizer.encode(text), []
+
+    def sample(request: CompletionRequest) -> RawSample:
+        asked.append(request.sampling.max_tokens)
+        return answer(ids, "aborted")
+
+    wanted = request(tokenizer, most or len(ids))
+    completion = await completer(tokenizer, sample).sample(wanted)
+    assert (completion.finish_reason, completion.tokens_T) == (reason, tuple(ids))
+    assert asked == [wanted.sampling.max_tokens]
+
+
+async def test_what_was_aborted_before_its_first_token_is_a_fault_of_the_server(tokenizer: HubTokenizer) -> None:
+    with pytest.raises(CompletionError, match="aborted it before its first token"):
+        await completer(tokenizer, lambda _: answer([], "aborted")).sample(request(tokenizer))
+
+
+async def test_versions_told_by_token_are_those_of_the_completion(tokenizer: HubTokenizer) -> None:
+    """As SGLang tells them."""
+    ids = tokenizer.encode(f"Hello there{END}")
+    told = [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": len(ids)}]
+    sampled = replace(answer(ids), weight_versions=told)
+    completion = await completer(tokenizer, lambda _: sampled).sample(request(tokenizer))
+    assert completion.sampled_by == (PolicySpan(1, "6", "6"), PolicySpan(len(ids) - 1, "7", "7"))

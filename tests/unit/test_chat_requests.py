@@ -12,6 +12,7 @@ from aiohttp import web
 from orchestrator.completion.base import LONG_CHARS, Endpoint, Refusal
 from orchestrator.completion.chat import LONG_TALK, ChatCompleter
 from orchestrator.completion.http import HttpClient
+from orchestrator.completion.retry import ConnectionFailed
 from orchestrator.completion.versions import Attribution
 from orchestrator.errors import CompletionError
 from orchestrator.rules.policy import Policy
@@ -111,3 +112,26 @@ async def test_an_answer_without_a_bound_of_its_own_ends_at_64_mib() -> None:
         await client.aclose()
         await runner.cleanup()
     assert 60 < sent < 80, "what is on its way besides is a few MiB"
+
+
+async def test_a_parameter_is_found_behind_a_long_text() -> None:
+    """The error that people see is cut before it."""
+    words = "the request cannot be served. " * 100 + "top_k is not supported"
+    async with serving(Strict(lambda body: (500, error(words)) if "top_k" in body else None)) as (address, _):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        assert (await completer.sample(request())).text == "two"
+        assert completer.left_out == ("top_k",)
+        await completer.aclose()
+
+
+async def test_a_closed_client_holds_no_connection_and_opens_none() -> None:
+    async with serving(Strict()) as (address, _):
+        client = HttpClient(Endpoint(address, "m"))
+        await client.get("/v1/models", timeout_s=60.0)
+        session = client.session()
+        assert not session.closed
+        await client.aclose()
+        assert session.closed
+        with pytest.raises(ConnectionFailed, match="closed"):
+            await client.get("/v1/models", timeout_s=60.0)
+        await client.aclose()

@@ -8,15 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.completion.line import Segment, Segments, TokenLine, visible_text
+from orchestrator.completion.line import Segment, Segments, TokenLine, cut_at_stop, visible_text
 from orchestrator.completion.prompt_text import absent_marker
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import main_segment, trajectory
 from orchestrator.errors import RecordError
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.types import Completion, CompletionKind, Message, Record, Turn
-from tests.fakes.completers import text_completion
+from tests.fakes.completers import ScriptedCompleter, text_completion
+from tests.fakes.plans import a_plan, an_agent
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.tokenizers import made
+from tests.unit.test_tool_lines import Scripted
 
 TAG = "</code>"
 STOP = ("Observation:", "Calling tools:", TAG)
@@ -341,3 +345,30 @@ def test_one_step_back_of_a_line_is_kept_and_no_more() -> None:
     assert last.before is not None
     assert last.before.messages == (Message("user", "x"),)
     assert last.before.before is None
+
+
+class Alike(str):
+    """Texts of which all have the same hash, as a program could choose some that do."""
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("ids", [True, False], ids=["ids", "text"])
+async def test_a_conversation_with_the_same_hash_is_another_one(tokenizer: HubTokenizer, ids: bool) -> None:
+    completer = ScriptedCompleter(["two"])
+    if ids:
+        completer = Scripted(tokenizer, "two<|im_end|>", "two<|im_end|>")  # type: ignore[assignment]
+    lease = Lease(a_plan(agent=an_agent(kind="program")), completer, tokenizer, {})
+    answer, more = Message("assistant", "two"), Message("user", "And 2 + 2?")
+    first, other = (Message("user", Alike(text)) for text in ("What is 1 + 1?", "Forget all that. What is 0 + 2?"))
+    assert hash(first) == hash(other)
+    for number, talk in enumerate([(first,), (other, answer, more)], 1):
+        await lease.complete(AgentRequest(number, CompletionKind.ACTION, talk), str(number).encode())
+    assert [turn.segment for turn in lease.turns] == [0, 1]
+
+
+def test_a_text_is_cut_at_the_first_of_several_stop_strings() -> None:
+    text = "x = 1\n</code> and Observation: 2 </code>"
+    assert cut_at_stop(text, ("Observation:", TAG)) == cut_at_stop(text, (TAG, "Observation:")) == "x = 1\n"
+    assert cut_at_stop(text, ("", "no such")) == text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator import ConfigError, Orchestrator, SyncOrchestrator, load_config
-from orchestrator.completion.base import CompletionRequest, UnusableSample, ids_of
+from orchestrator.completion.base import CompletionRequest, Interrupted, UnusableSample, ids_of
 from orchestrator.completion.callback import CallbackCompleter
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.sampled import UNTOLD, RawSample
@@ -246,3 +246,21 @@ async def test_versions_told_by_token_are_those_of_the_completion(tokenizer: Hub
     sampled = replace(answer(ids), weight_versions=told)
     completion = await completer(tokenizer, lambda _: sampled).sample(request(tokenizer))
     assert completion.sampled_by == (PolicySpan(1, "6", "6"), PolicySpan(len(ids) - 1, "7", "7"))
+
+
+async def test_what_was_sampled_before_the_server_went_away_is_kept(tokenizer: HubTokenizer) -> None:
+    ids = tuple(tokenizer.encode("Hello"))
+    answers = [answer(list(ids), "aborted")]
+
+    def sample(request: CompletionRequest) -> RawSample:
+        if not answers:
+            raise CompletionError("gone")
+        return answers.pop()
+
+    with pytest.raises(Interrupted, match=f"gone; {len(ids)} tokens were sampled before") as caught:
+        await completer(tokenizer, sample).sample(request(tokenizer))
+    assert [part.ids for part in caught.value.parts] == [ids]
+    assert caught.value.completion.tokens_T == ids
+    with pytest.raises(CompletionError, match="gone") as nothing:
+        await completer(tokenizer, sample).sample(request(tokenizer))
+    assert not isinstance(nothing.value, Interrupted)

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.errors import ProtocolError
+from orchestrator.errors import CompletionError, ProtocolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.numbered_calls import NumberedCalls
@@ -84,6 +84,15 @@ async def test_a_form_goes_to_the_endpoint_as_it_was_asked_for(ids: bool, wishes
     lease = Lease(a_plan(agent=PROGRAM), completer, None, {})
     await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK, wishes=wishes), b"1")
     assert [request.wishes for request in completer.requests] == [wishes]
+
+
+@pytest.mark.parametrize("sampled", [0, 1])
+async def test_an_endpoint_that_is_gone_does_not_tell_a_program_to_shorten_its_conversation(sampled: int) -> None:
+    completer = ScriptedCompleter([*["one"] * sampled, CompletionError("gone")])
+    lease = Lease(a_plan(agent=PROGRAM), completer, None, {})
+    for number in range(1, sampled + 2):
+        reply = await lease.complete(AgentRequest(number, CompletionKind.ACTION, TALK), str(number).encode())
+    assert (reply.ended, reply.refused) == ("llm_error", None)
 
 
 async def test_a_call_that_is_being_answered_came() -> None:

@@ -18,9 +18,8 @@ from orchestrator.proxy.requests import AgentRequest
 from orchestrator.types import Completion, CompletionKind, Message, Record, Turn
 from tests.fakes.completers import ScriptedCompleter, text_completion
 from tests.fakes.plans import a_plan, an_agent
-from tests.fakes.tokenizer import tokenizer_folder
+from tests.fakes.tokenizer import END, tokenizer_folder
 from tests.fakes.tokenizers import made
-from tests.unit.test_tool_lines import Scripted
 
 TAG = "</code>"
 STOP = ("Observation:", "Calling tools:", TAG)
@@ -354,16 +353,16 @@ class Alike(str):
         return 1
 
 
-@pytest.mark.parametrize("ids", [True, False], ids=["ids", "text"])
-async def test_a_conversation_with_the_same_hash_is_another_one(tokenizer: HubTokenizer, ids: bool) -> None:
-    completer = ScriptedCompleter(["two"])
-    if ids:
-        completer = Scripted(tokenizer, "two<|im_end|>", "two<|im_end|>")  # type: ignore[assignment]
-    lease = Lease(a_plan(agent=an_agent(kind="program")), completer, tokenizer, {})
-    answer, more = Message("assistant", "two"), Message("user", "And 2 + 2?")
+async def test_a_conversation_with_the_same_hash_is_another_one(tokenizer: HubTokenizer) -> None:
     first, other = (Message("user", Alike(text)) for text in ("What is 1 + 1?", "Forget all that. What is 0 + 2?"))
+    later = (other, Message("assistant", "two"), Message("user", "And 2 + 2?"))
     assert hash(first) == hash(other)
-    for number, talk in enumerate([(first,), (other, answer, more)], 1):
+    line = TokenLine(tokenizer, TAG)
+    line.append(line.prompt((first,)), (first,), sampled(tokenizer, tokenizer.encode(f"two{END}")))
+    assert line.prompt((first, *later[1:])).segment == 0
+    assert line.prompt(later).segment == 1
+    lease = Lease(a_plan(agent=an_agent(kind="program")), ScriptedCompleter(["two"]), None, {})
+    for number, talk in enumerate([(first,), later], 1):
         await lease.complete(AgentRequest(number, CompletionKind.ACTION, talk), str(number).encode())
     assert [turn.segment for turn in lease.turns] == [0, 1]
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.base import CompletionRequest, Interrupted, Part, Tokenizer
+from orchestrator.completion.versions import Attribution, told_spans
 from orchestrator.errors import CompletionError, ProtocolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.numbered_calls import NumberedCalls
 from orchestrator.proxy.requests import AgentRequest
-from orchestrator.types import AgentSpec, CompletionKind, Message, Wishes
-from tests.fakes.completers import ScriptedCompleter
+from orchestrator.rules.policy import Policy
+from orchestrator.types import AgentSpec, Completion, CompletionKind, Message, PolicySpan, Wishes
+from tests.fakes.completers import ScriptedCompleter, text_completion
 from tests.fakes.plans import TALK, a_plan, an_agent
 from tests.fakes.tokenizers import made
 
@@ -56,9 +58,10 @@ async def test_tools_of_which_the_template_makes_a_control_token_are_refused(
         (CALLING, Wishes((tool(),)), "hermes"),
         (replace(PROGRAM, call_format="hermes"), Wishes(), "hermes"),  # its conversation may hold calls
         (replace(PROGRAM, call_format="hermes"), Wishes((tool(),)), "hermes"),
+        (PROGRAM, Wishes((tool(),)), "hermes"),  # nobody knows the model's own: any will do
         (an_agent(), Wishes(), None),
     ],
-    ids=["tool calling", "program", "program with tools", "code"],
+    ids=["tool calling", "program", "program with tools", "program of no format", "code"],
 )
 async def test_an_endpoint_hears_how_calls_are_written_where_there_may_be_some(
     agent: AgentSpec, wishes: Wishes, format: str | None
@@ -93,6 +96,93 @@ async def test_an_endpoint_that_is_gone_does_not_tell_a_program_to_shorten_its_c
     for number in range(1, sampled + 2):
         reply = await lease.complete(AgentRequest(number, CompletionKind.ACTION, TALK), str(number).encode())
     assert (reply.ended, reply.refused) == ("llm_error", None)
+
+
+async def test_a_request_that_failed_is_sent_again_where_a_control_is_served() -> None:
+    script = ["one", CompletionError("gone"), "the control's answer", "two"]
+    completer = ScriptedCompleter(script)
+    lease = Lease(a_plan(), completer, None, {})
+    for number, text in ((1, "one"), (2, "two")):
+        reply = await lease.complete(AgentRequest(number, CompletionKind.ACTION, TALK), str(number).encode())
+        assert reply.completion is not None
+        assert reply.completion.text == text
+    _, failed, control, again = completer.requests
+    assert again == failed
+    assert control.messages != failed.messages
+
+
+async def test_what_was_sampled_before_a_failure_is_gone_on_with_and_not_sampled_again() -> None:
+    parts = (Part((5, 6), (-0.5, -0.5), None, ()),)
+    failure = Interrupted(CompletionError("gone"), text_completion("on"), parts)
+    completer = ScriptedCompleter(["zero", failure, "the control's answer", "one"])
+    lease = Lease(a_plan(), completer, None, {})
+    for number in (1, 2):
+        reply = await lease.complete(AgentRequest(number, CompletionKind.ACTION, TALK), str(number).encode())
+        assert reply.completion is not None
+    assert [request.begun for request in completer.requests] == [(), (), (), parts]
+
+
+class WithoutLogprobs(ScriptedCompleter):
+    takes_ids = True
+
+    async def sample(self, request: CompletionRequest) -> Completion:
+        text = await super().sample(request)
+        return replace(text, tokens_T=(5, 6), logprobs_T=None, completion_tokens=2)
+
+
+async def test_log_probs_that_do_not_come_are_none_and_the_completion_stands() -> None:
+    lease = Lease(a_plan(agent=PROGRAM), WithoutLogprobs(["one"]), made(), {})
+    asked = AgentRequest(1, CompletionKind.ACTION, TALK, wishes=Wishes(logprobs=True))
+    reply = await lease.complete(asked, b"1")
+    assert reply.completion is not None
+    assert reply.logprobs == ()
+
+
+async def test_a_form_that_an_endpoint_cannot_keep_to_is_refused_and_a_demanded_call_is_not() -> None:
+    lease = Lease(a_plan(agent=PROGRAM), ScriptedCompleter(["{}"]), None, {})
+    asked = AgentRequest(1, CompletionKind.ACTION, TALK, wishes=Wishes(response_format=FORM))
+    reply = await lease.complete(asked, b"1")
+    assert reply.refused is not None
+    assert reply.refused.param == "response_format"
+    demanded = Wishes((tool(),), "required", response_format=FORM)
+    assert (await lease.complete(replace(asked, sequence=2, wishes=demanded), b"2")).refused is None
+
+
+async def test_an_answer_may_be_given_up_once_it_is_there() -> None:
+    lease = Lease(a_plan(agent=PROGRAM), ScriptedCompleter(["one"]), None, {})
+    assert (await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"1")).completion is not None
+    await lease.completions.give_up(1)
+    assert lease.completions.given_up == 1
+
+
+class Asked:
+    """A server that says its version when it is asked."""
+
+    async def now(self) -> str:
+        return "9"
+
+
+async def test_a_version_that_came_with_a_sample_is_not_asked_for() -> None:
+    attribution = Attribution(Policy(), cast("Any", Asked()))
+    before = await attribution.before()
+    assert await attribution.spans(before, 3, (), "7") == (PolicySpan(3, "9", "7"),)
+    assert await attribution.spans(before, 3, (), None) == (PolicySpan(3, "9", "9"),)
+
+
+def test_weights_that_sampled_nothing_are_no_reason_to_know_nothing() -> None:
+    told = [{"version": "6", "start": 0, "end": 0}, {"version": "7", "start": 0, "end": 3}]
+    assert told_spans(told, 3) == (PolicySpan(0, "6", "6"), PolicySpan(3, "7", "7"))
+    assert told_spans(told, 4) == told_spans(told[::-1], 3) == ()
+
+
+@pytest.mark.parametrize(("format", "guided"), [("hermes", True), ("qwen3_coder", False)])
+async def test_a_demanded_call_is_held_to_json_where_the_format_writes_json(format: str, guided: bool) -> None:
+    completer = Exact(["{}"])
+    completer.guides = True
+    lease = Lease(a_plan(agent=PROGRAM), completer, made(template=format), {})
+    wishes = Wishes((tool(),), "required", "look")
+    await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK[1:], wishes=wishes), b"1")
+    assert bool(completer.requests[0].wishes.response_format) is guided
 
 
 async def test_a_call_that_is_being_answered_came() -> None:

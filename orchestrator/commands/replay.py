@@ -15,11 +15,11 @@ from orchestrator.host.base import Hosts
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.redact import Secret
 from orchestrator.rules.text import printable
-from orchestrator.run.compared import Replayable, differences, plan_of
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.files import ROLLOUTS_FILE, read_description, record_of
 from orchestrator.run.line import RecordedAttempt
 from orchestrator.run.output import run_directory_path
+from orchestrator.run.replay import Replayable, differences, plan_of
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings

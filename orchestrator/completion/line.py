@@ -280,9 +280,8 @@ class TokenLine:
         parts = begun(self._tokenizer, marked, opening, since=index + 1, tools=tools)
         first, *rest = self._shown(parts, tools)
         at, there = until.rfind(word), first.text.rfind(word)
-        if not at < end or at < 0 or there < 0:
-            return None
-        if not first.text.startswith(until[at:end], there):
+        # A template may leave the last call's arguments out, and print them once results follow.
+        if at < 0 or there < 0 or not first.text.startswith(until[at:end], there):
             return None
         return [Piece(first.text[there + end - at :]), *rest]
 

@@ -15,7 +15,6 @@ from orchestrator.errors import BuildError, EnvironmentUnusable
 from orchestrator.launch.uses import Uses
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
-from orchestrator.settings.config import Config
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.types import BadTask, SandboxSpec, Task
 
@@ -32,11 +31,13 @@ class Builds:
 
     def __init__(
         self,
-        config: Config,
+        env: SandboxSettings,
+        sandbox_of: Callable[[Task], SandboxSpec],
         why_unfit: Callable[[SandboxSpec], Awaitable[str | None]],
         say: Callable[[str], None],
     ) -> None:
-        self._config, self._env = config, config.env
+        self._env = env
+        self._sandbox_of = sandbox_of
         self._why_unfit = why_unfit
         self._say = say
         self._loop = asyncio.get_running_loop()
@@ -77,7 +78,7 @@ class Builds:
             if isinstance(built, BadTask):
                 return built
             task = built
-        look = asyncio.create_task(self._look(self._config.sandbox_spec(task)), name=f"image of {task.task_id}")
+        look = asyncio.create_task(self._look(self._sandbox_of(task)), name=f"image of {task.task_id}")
         self._looks.add(look)
         look.add_done_callback(self._looks.discard)
         reason = await look

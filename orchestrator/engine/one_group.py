@@ -10,10 +10,10 @@ from orchestrator.agents.call_format import call_format
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import in_lines, sampled_by
 from orchestrator.engine.executor import Executor
-from orchestrator.engine.fitting import why_unfit
 from orchestrator.engine.group import GroupPolicy, run_group
 from orchestrator.engine.health import GROUPS, HealthGate
 from orchestrator.engine.shared import Shared
+from orchestrator.engine.task_needs import why_unfit
 from orchestrator.host.base import Hosts, Provision
 from orchestrator.launch.names import WORKSPACE_DIR
 from orchestrator.launch.workspaces import WorkspaceError
@@ -78,7 +78,7 @@ class GroupMaker:
         EnvironmentUnusable."""
         if not isinstance(task, Task):
             return task
-        if reason := why_unfit(task, self.config):
+        if reason := why_unfit(task, self.config.env, self.config.sandbox_spec(task)):
             return BadTask(task.task_id, reason)
         if task.workspace is None:
             return task

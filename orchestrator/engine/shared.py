@@ -85,7 +85,7 @@ class Shared:
             raise first_error(errors) from errors
         finally:
             self._opening = None
-        builds = Builds(config, hosts.why_unfit, observer.say)
+        builds = Builds(config.env, config.sandbox_spec, hosts.why_unfit, observer.say)
         stack.push_async_callback(builds.aclose)
         self.opened = Opened(hosts, scorer, Trial.of(scorer), builds)
         stack.callback(self._close)

@@ -33,7 +33,7 @@ from orchestrator.errors import (
 )
 from orchestrator.proxy.budgets import Budgets, LimitReached
 from orchestrator.proxy.clock import OwnClock
-from orchestrator.proxy.once import NumberedCalls
+from orchestrator.proxy.numbered_calls import NumberedCalls
 from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, Reply, RequestRefused
 from orchestrator.proxy.turns import ReadyPrompt, Turns
 from orchestrator.rules.blame import control_age_s, may_pass, needs_control, verdict

@@ -5,7 +5,8 @@ where values come from and which one wins.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from orchestrator.atropos.rows import AtroposSettings
 from orchestrator.errors import ConfigError
@@ -51,6 +52,19 @@ class EnvSettings(
     def needs_localhost_tcp(self) -> bool:
         """A program finds its completions at a port of its sandbox's loopback device."""
         return self.allow_localhost_tcp or self.program is not None
+
+    def for_evaluation(self) -> Self:
+        """The settings of an evaluation: a group is the task's samples, at the evaluation's temperature, and a
+        sample that broke is not replaced by another draw. Nothing is too old or too equal to be counted. The
+        scorer stays. Applying this twice changes nothing more."""
+        return replace(
+            self,
+            group_size=self.eval_samples,
+            temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
+            group_policy="partial:1",
+            zero_variance="keep",
+            max_staleness=None,
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()

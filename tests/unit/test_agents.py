@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from orchestrator.agents.equip import brought_host_tools, check_team, equip
+from orchestrator.agents.equip import check_team, equip, operator_host_tools
 from orchestrator.errors import ConfigError, ProtocolError, ToolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
@@ -257,7 +257,7 @@ read_file = double
 async def test_host_tools_check_what_comes_and_bound_what_goes(here: Path) -> None:
     (here / "own_host_tools.py").write_text(HOST)
     names = ("double", "slow", "stuck", "look")
-    tools = brought_host_tools([f"python:own_host_tools:{name}" for name in names], Workers(1, 1))
+    tools = operator_host_tools([f"python:own_host_tools:{name}" for name in names], Workers(1, 1))
     assert tuple(tools) == names
     assert await tools["double"].call({"number": 4, "note": None}) == "8"
     assert await tools["look"].call({"x": "it"}) == "saw it"
@@ -311,7 +311,7 @@ def test_host_tools_that_cannot_serve_are_refused(here: Path, spec: str, told: s
         HOST.replace("def double", "def final_answer").replace("= double", "= final_answer")
     )
     with pytest.raises(ConfigError, match=told or "two tools or agents called 'final_answer'"):
-        brought_host_tools((spec,), Workers(30.0, 16))
+        operator_host_tools((spec,), Workers(30.0, 16))
 
 
 def test_names_are_unique_and_managed_agents_know_their_tools() -> None:

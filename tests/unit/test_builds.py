@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -19,6 +19,7 @@ from orchestrator.errors import BuildError, DockerError, EnvironmentUnusable, Im
 from orchestrator.launch.image.task_images import TaskImages
 from orchestrator.launch.uses import BuiltImage, Uses, images_in_use, unwanted
 from orchestrator.rules.observer import Listener, Observer
+from orchestrator.settings.config import Config
 from orchestrator.settings.sources import load_config
 from orchestrator.types import BadTask, SandboxSpec, Task
 from tests.fakes.held_rollouts import Held, held, until
@@ -135,6 +136,10 @@ class Told(Listener):
 
     def bad_task(self, task: BadTask) -> None:
         self.bad.append(f"{task.task_id}: {task.reason}")
+
+
+def builds_of(config: Config, why_unfit: Callable[[SandboxSpec], Awaitable[str | None]]) -> Builds:
+    return Builds(config.env, config.sandbox_spec, why_unfit, print)
 
 
 class FakeBuilds:
@@ -277,7 +282,7 @@ async def test_no_room_for_a_context_is_the_machine_s_doing(
     ("env", "why"), [({"launcher": "process"}, "launcher process"), ({"dockerfiles": False}, "trust")]
 )
 async def test_where_nothing_is_built_the_task_says_why(env: dict[str, Any], why: str, tmp_path: Path) -> None:
-    builds = Builds(load_config(env=env, environ={}), fits, print)
+    builds = builds_of(load_config(env=env, environ={}), fits)
     bad = await asyncio.wrap_future(builds.begin(replace(A, dockerfile=str(dockerfile(tmp_path)))))
     assert isinstance(bad, BadTask)
     assert why in bad.reason
@@ -300,7 +305,7 @@ async def engine_of_images(*listeners: Listener, **images: Exception) -> AsyncIt
         engine.launcher.images = dict(images)
         shared = engine.orchestrator.shared
         assert shared.opened is not None
-        builds = Builds(engine.orchestrator.config, shared.opened.hosts.why_unfit, print)
+        builds = builds_of(engine.orchestrator.config, shared.opened.hosts.why_unfit)
         shared.opened = replace(shared.opened, builds=builds)
         yield engine
         await builds.aclose()
@@ -348,7 +353,7 @@ async def test_a_drain_waits_for_no_look_at_an_image() -> None:
     async with engine_of_images(told) as engine:
         shared = engine.orchestrator.shared
         assert shared.opened is not None
-        builds = Builds(engine.orchestrator.config, hangs, print)
+        builds = builds_of(engine.orchestrator.config, hangs)
         shared.opened = replace(shared.opened, builds=builds)
         run = asyncio.create_task(groups_of(engine, [of_image("a"), of_image("b"), of_image("c")]))
         await looking.wait()
@@ -367,7 +372,7 @@ async def test_an_image_is_asked_about_for_each_user_and_root() -> None:
         asked.append(spec)
         return f"no user {spec.user}" if spec.user == "ghost" else None
 
-    builds = Builds(load_config(env={"launcher": "oci"}, environ={}), why_unfit, print)
+    builds = builds_of(load_config(env={"launcher": "oci"}, environ={}), why_unfit)
     own = replace(PLAIN, image="i", root="writable", user="ghost")
     results = [await asyncio.wrap_future(builds.begin(t)) for t in (own, replace(own, user="app"), own)]
     await builds.aclose()
@@ -387,7 +392,7 @@ async def test_a_look_waits_for_no_build_and_an_image_that_was_built_is_looked_a
         return "it has 300 layers" if spec.image == "image-0" else None
 
     def builds_of(builder: FakeBuilder) -> Builds:
-        builds = Builds(load_config(env={"dockerfiles": True}, environ={}), why_unfit, print)
+        builds = builds_of(load_config(env={"dockerfiles": True}, environ={}), why_unfit)
         builds._images = images(builder)
         return builds
 

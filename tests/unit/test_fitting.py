@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine.fitting import why_unfit
 from orchestrator.engine.one_group import GroupMaker
 from orchestrator.engine.shared import Shared
+from orchestrator.engine.task_needs import why_unfit
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.observer import Observer
 from orchestrator.settings.sources import load_config
@@ -44,7 +44,8 @@ WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
 def test_a_task_is_held_against_the_launcher(
     flags: tuple[str, ...], task: dict[str, Any], words: str | None
 ) -> None:
-    reason = why_unfit(Task("t", "?", **task), load_config(list(flags), environ={}))
+    config, wanted = load_config(list(flags), environ={}), Task("t", "?", **task)
+    reason = why_unfit(wanted, config.env, config.sandbox_spec(wanted))
     assert (reason or "").startswith(words or "")
     assert (reason is None) == (words is None)
 

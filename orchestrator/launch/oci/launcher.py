@@ -35,7 +35,7 @@ from orchestrator.launch.oci.machine import (
     why_no_containers,
 )
 from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
-from orchestrator.launch.oci.program import USUAL, find_runtime, own_options
+from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.store import ImageStore, StoredImage
@@ -79,7 +79,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         writable_places(spec.memory_bytes, UidPair(0, 0))
         if reason := why_no_containers():
             raise EnvironmentUnusable(reason)
-        version = await asyncio.to_thread(runtime_version, find_runtime(self._runtime_name))
+        version = await asyncio.to_thread(runtime_version, find_oci_runtime(self._runtime_name))
         demand([*missing_limits(self._waived), *missing_ranges(spec, self._waived)])
         if problem := does_not_fit(spec):
             raise EnvironmentUnusable(problem)
@@ -96,7 +96,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         """Versions and image digest."""
         image = await self._image(spec.image)
         return {
-            "runtime": await asyncio.to_thread(runtime_version, find_runtime(self._runtime_name)),
+            "runtime": await asyncio.to_thread(runtime_version, find_oci_runtime(self._runtime_name)),
             "kernel": os.uname().release,
             "image": spec.image,
             "image_id": f"sha256:{image.digest}",
@@ -188,7 +188,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     async def _open(self) -> Runtime:
         async with self._opening:
             if self._runtime is None:
-                program = find_runtime(self._runtime_name)
+                program = find_oci_runtime(self._runtime_name)
                 options = await asyncio.to_thread(own_options, program)
                 self._users = user_namespace()
                 self._directory = _make_directory(self.run_id, program)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError, SandboxLostError
+from orchestrator.launch.auto import BothLaunchers
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.sandbox import OciSandbox
-from orchestrator.launch.usual import BothLaunchers
 from orchestrator.types import STORAGE_INODES
 from tests.fakes import oci_images
 from tests.fakes.plans import WAIVED_WITHOUT_ROOT, a_sandbox, a_writable_sandbox

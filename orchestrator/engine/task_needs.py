@@ -3,15 +3,14 @@
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
 from orchestrator.launch.oci.machine import why_not_here
-from orchestrator.settings.config import Config
-from orchestrator.types import Task
+from orchestrator.settings.sandbox import SandboxSettings
+from orchestrator.types import SandboxSpec, Task
 
 _OF_A_BOX = ("workspace", "root", "cwd", "user")  # fields of a Task that the files of a sandbox give a meaning
 
 
-def why_unfit(task: Task, config: Config) -> str | None:
-    """None: it makes one."""
-    env, spec = config.env, config.sandbox_spec(task)
+def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None:
+    """None: it makes one. `spec`: of the task's sandboxes."""
     if env.launcher == "process":
         own = [name for name in _OF_A_BOX if getattr(task, name) is not None]
         return f"its {own[0]} needs a sandbox with files of its own: not --env.launcher process" if own else None

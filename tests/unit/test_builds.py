@@ -391,7 +391,7 @@ async def test_a_look_waits_for_no_build_and_an_image_that_was_built_is_looked_a
     async def why_unfit(spec: SandboxSpec) -> str | None:
         return "it has 300 layers" if spec.image == "image-0" else None
 
-    def builds_of(builder: FakeBuilder) -> Builds:
+    def building(builder: FakeBuilder) -> Builds:
         builds = builds_of(load_config(env={"dockerfiles": True}, environ={}), why_unfit)
         builds._images = images(builder)
         return builds
@@ -400,14 +400,14 @@ async def test_a_look_waits_for_no_build_and_an_image_that_was_built_is_looked_a
     hanging.hangs = True
     paths = [dockerfile(tmp_path / str(n), f"FROM base\nRUN {n}\n") for n in range(PARALLEL)]
     tasks = [replace(A, dockerfile=str(path)) for path in paths]
-    builds = builds_of(hanging)
+    builds = building(hanging)
     for task in tasks:
         builds.begin(task)
     await until(lambda: hanging.asked.count("build on base") == PARALLEL)
     async with asyncio.timeout(30):
         assert await asyncio.wrap_future(builds.begin(of_image("i"))) == of_image("i")
     await builds.aclose()
-    builds = builds_of(FakeBuilder())
+    builds = building(FakeBuilder())
     assert await asyncio.wrap_future(builds.begin(tasks[0])) == BadTask("a", "it has 300 layers")
     await builds.aclose()
 

@@ -203,6 +203,10 @@ class Keeper:
         """Its pid 1 was waited for: from now on that number is another's."""
         container = self._containers[name]
         container.pid = 0
+        if container.root:
+            from orchestrator.launch.oci.mounts import show_written
+
+            show_written(container.root)
         self._tell(ended=name, status=status, said=container.output.last_words())
         self._remove_if_wanted(name)
 

@@ -132,6 +132,11 @@ def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
         _libc.umount2(os.fsencode(lower), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 
 
+def show_written(folder: str) -> None:
+    """Lets this user look at what was written: an agent that is root may have closed its root to all others."""
+    os.chmod(os.path.join(folder, WRITTEN, UPPER), 0o755)  # noqa: S103 - as it was made
+
+
 def remove_root(folder: str) -> None:
     """Frees what a sandbox wrote. Idempotent."""
     for name in (MERGED, WRITTEN):

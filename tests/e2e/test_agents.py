@@ -15,6 +15,8 @@ from orchestrator.completion.tokenizer import load_tokenizer
 from tests.e2e.endpoint import scripted_endpoint
 from tests.e2e.guide import blocks
 from tests.e2e.leftovers import run_cleanly
+from tests.fakes import oci_images
+from tests.fakes.plans import WAIVED_WITHOUT_ROOT
 from tests.fakes.runs import ROOT, flags, lines, place, run
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -31,6 +33,16 @@ try:
 except OSError as error:
     print(type(error).__name__)
 ```"""
+
+INSTALL = """\
+import os, subprocess
+with open('/usr/local/bin/tool', 'w') as tool:
+    tool.write('#!/bin/sh\\necho of the tool\\n')
+os.chmod(tool.name, 0o755)
+os.unlink('/etc/issue')
+print(os.getuid(), subprocess.check_output(['tool'], text=True), end='')
+"""
+_WHY_NOT_OCI = oci_images.why_not()
 
 
 def call(name: str, arguments: object) -> str:
@@ -164,6 +176,28 @@ async def test_a_program_is_an_agent_in_a_container(home: Path) -> None:
         assert line["notes"] == ["the agent is a program: it shares its identity with model-written code"]
     checked = await run(str(home / "run"), directory=home, command="verify")
     assert checked.code == 0, checked.stdout
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(_WHY_NOT_OCI is not None, reason=_WHY_NOT_OCI or "")
+async def test_a_program_is_root_of_what_it_may_write_to(home: Path) -> None:
+    oci_images.stored_image()
+    said = [f"I install.\n```python\n{INSTALL}```", "It is so.\nANSWER: 4.5"]
+    with scripted_endpoint({QUESTION: [said]}, "--dialect", "vllm") as endpoint:
+        agent = f"program:{ROOT / 'examples' / 'agents' / 'loop.py'}"
+        given = flags(home, endpoint.base_url, launcher="oci", agent=agent, sandbox_root="writable")
+        waived = json.dumps([*WAIVED_WITHOUT_ROOT])
+        ended = await run_cleanly(*given, "--env.waive_hardening", waived, directory=home)
+        assert ended.code == 0, ended.stderr
+    for line in lines(home / "run" / "rollouts.jsonl"):
+        assert line["answer"] == "4.5"
+        assert line["completions"][1]["messages"][-1]["content"] == "Output:\n0 of the tool\n"
+        found = {change["path"]: change for change in line["changes"]["changes"]}
+        assert [*found] == ["/etc/issue", "/usr/local/bin/tool"]  # and nothing of the program itself
+        assert found["/etc/issue"]["kind"] == "removed"
+        assert found["/usr/local/bin/tool"]["mode"] == 0o755
+        assert "+echo of the tool" in found["/usr/local/bin/tool"]["diff"]
+    assert (await run(str(home / "run"), directory=home, command="verify")).code == 0
 
 
 @pytest.mark.docker

@@ -9,7 +9,8 @@ It talks JSON, a line each, over the socket at descriptor 0:
 
     → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
       with "root" and "agent", if it is to write to its root: as in `mounts`
-    → {"call": 2, "remove": NAME}                      ← {"call": 2, "existed": true} or {"call": 2, "error": TEXT}
+    → {"call": 2, "kill": NAME}                        ← {"call": 2}, and when it has ended, the last line below
+    → {"call": 3, "remove": NAME}                      ← {"call": 3, "existed": true} or {"call": 3, "error": TEXT}
                                                        ← {"ended": NAME, "status": WAIT_STATUS, "said": TEXT}
 
 Only the standard library is imported, and little of it: it starts with every launcher.
@@ -126,6 +127,9 @@ class Keeper:
             request = json.loads(line)
             if "start" in request:
                 self._start(request)
+            elif "kill" in request:
+                self._kill(request["kill"])
+                self._tell(call=request["call"])
             else:
                 self._remove(request["call"], request["remove"])
 
@@ -173,13 +177,9 @@ class Keeper:
         if not self._has_mounts:
             mounts.leave_mounts()
             self._has_mounts = True
-        namespace = mounts.user_namespace(mounts.AgentNamespace(**request["agent"]))
-        try:
+        with mounts.user_namespace(mounts.AgentNamespace(**request["agent"])) as namespace:
             mounts.make_root(bundle, mounts.WritableRoot(**request["root"]), namespace)
-        except OSError:
-            os.close(namespace)
-            raise
-        return namespace
+            return os.dup(namespace)
 
     def _started(self, call: int, name: str, pid_file: str, status: int, output: _Output) -> None:
         container = self._containers[name]
@@ -203,6 +203,10 @@ class Keeper:
         """Its pid 1 was waited for: from now on that number is another's."""
         container = self._containers[name]
         container.pid = 0
+        if container.root:
+            from orchestrator.launch.oci.mounts import show_written
+
+            show_written(container.root)
         self._tell(ended=name, status=status, said=container.output.last_words())
         self._remove_if_wanted(name)
 
@@ -216,10 +220,16 @@ class Keeper:
         if container is None or not container.removals or container.starting or container.deleting:
             return
         if container.pid:
-            os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
+            self._kill(name)
             return
         container.deleting = True
         self._call(("delete", "--force", name), lambda status, output: self._deleted(name, status, output))
+
+    def _kill(self, name: str) -> None:
+        """Kills its pid 1, and with it all that runs in it: it has ended when none of them is left."""
+        container = self._containers.get(name)
+        if container is not None and container.pid:
+            os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
 
     def _deleted(self, name: str, status: int, output: _Output) -> None:
         """Nothing more can be done about the container here."""

@@ -119,7 +119,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 self._uids.release(uids)
 
     def _sandbox(self, uids: UidPair) -> OciSandbox:
-        return OciSandbox(uids)
+        return OciSandbox(uids, self._kill)
 
     async def _close(self) -> None:
         if self._runtime is not None:
@@ -150,6 +150,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         clock = sandbox.runs(pid, begun_s)
         if more:
             sandbox.upper = runtime.seen_by_keeper(self._folder(sandbox.name) / WRITTEN / UPPER)
+            sandbox.lowers = (*map(Path, spec.layers), image.root)
         unseen = UNTOLD_BY_GVISOR if is_gvisor(self._runtime_name) else NO_MEASURES
         for looks_left in reversed(range(_LOOKS)):
             try:
@@ -163,6 +164,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         if problems and not await sandbox.has_ended(_ENDING_S):
             demand(problems)
         self._warn_of_cpu(clock)
+
+    async def _kill(self, name: str) -> None:
+        await (await self._open()).kill(name)
 
     async def _remove(self, sandbox: OciSandbox) -> None:
         """The removal is tried again in `aclose`, and is then left to the reaper."""
@@ -209,7 +213,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             raise EnvironmentUnusable("only root can have more env.sandbox_storage than env.sandbox_memory")
         if is_gvisor(self._runtime_name):
             raise EnvironmentUnusable(
-                "a writable root needs runc or crun (--env.oci_runtime): gVisor joins no user namespace"
+                "a writable root needs runc (--env.oci_runtime): gVisor joins no user namespace"
             )
         user = str(image.config.get("User") or "") if spec.user is None else spec.user
         return await asyncio.to_thread(account, user, [*map(Path, spec.layers), image.root])

@@ -47,7 +47,7 @@ async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
     workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
     own = await asyncio.to_thread(operator_host_tools, env.host_tools, workers)
     # An agent is not told of tools that it cannot use.
-    web = {} if env.agent_kind == "program" else _web_tools(env, config.tavily_api_key, stack)
+    web = {} if env.agent_kind in ("program", "shell") else _web_tools(env, config.tavily_api_key, stack)
     demand_tool_names(web, own)
     tools = {**web, **own}
     check_team(env.managed_agents, equipment, tools)

@@ -150,7 +150,8 @@ class Completions:
         if self._program:
             return ask
         kind = agent.kind_of(ask.agent)
-        calls = kind == "tool_calling" and ask.kind is CompletionKind.ACTION and agent.call_format is not None
+        acts = kind == "tool_calling" and ask.kind is CompletionKind.ACTION
+        calls = agent.call_format is not None and (acts or kind == "shell")
         if ask.stop or ask.count_only:
             raise ProtocolError("only a program may bring stop strings, or have tokens counted")
         if ask.wishes != Wishes(tools) or (tools and not calls):
@@ -161,7 +162,7 @@ class Completions:
             raise ProtocolError("calls and results in a request without tools")
         # Calls end with the turn, and their arguments may hold any text: nothing stops them before.
         tags = agent.code_tags if kind == "code" else None
-        return replace(ask, stop=() if tools else stop_strings(ask.kind, tags))
+        return replace(ask, stop=() if tools or kind == "shell" else stop_strings(ask.kind, tags))
 
     async def give_up(self, sequence: int) -> None:
         """Takes note that nobody waits for this completion: its client hung up. What is being sampled is
@@ -385,5 +386,7 @@ class Completions:
         if judged.sampled is not None and sampling is not None:
             self._kept(sampling, judged.sampled)
         refused = wishes != Wishes() and isinstance(error, EndpointRefusal)
-        advice = "; if it takes no tools, set --env.tool_call_format json" if refused else ""
+        advice = (
+            "; if it takes no tools, set --env.tool_call_format json (a shell agent: fenced)" if refused else ""
+        )
         return Reply(ended=self._end(judged.outcome, judged.detail + advice))

@@ -79,6 +79,7 @@ _AGENT_KINDS: dict[AgentKind, pb.AgentKind] = {
     "code": pb.AGENT_KIND_CODE,
     "tool_calling": pb.AGENT_KIND_TOOL_CALLING,
     "program": pb.AGENT_KIND_PROGRAM,
+    "shell": pb.AGENT_KIND_SHELL,
 }
 _OF_A_MOUNT = [field.name for field in fields(Mount)]
 _FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}

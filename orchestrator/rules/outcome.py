@@ -23,7 +23,8 @@ For the same reason a sandbox is believed that the task's place cannot be had on
 An exit code alone proves nothing: `os._exit(0)` gives 0, any kill gives 137, and the Engine's OOM flag is also set
 if only a child was killed and the container exited later by itself.
 Nothing is scored without a sampled token: then `context_length` becomes `bad_task`. A program without a completion
-is the operator's to mend, whatever it ended with: `agent_error`. Only if it ended while its first completion was
+is the operator's to mend, whatever it ended with: `agent_error`. So is an image without a shell for a shell agent,
+which gives up without a completion. Only if it ended while its first completion was
 awaited, the endpoint was slow or the program impatient: `llm_error`. For other agents, and for a completion
 without a token, every other scored end becomes `sandbox_lost`. If a program gave up later, while a completion was
 awaited, and the endpoint does not answer a neutral prompt either: `llm_error`.
@@ -124,7 +125,8 @@ def decide(
     if isinstance(outcome, Ended) and record.sampled_tokens == 0:
         if outcome.name is EndedName.CONTEXT_LENGTH:
             return Failed(FailedName.BAD_TASK, f"the task does not fit: {outcome.detail}"), None
-        if program and not record.turns:
+        gave_up = isinstance(ending, Submission) and ending.reason == "no_answer"
+        if (program or gave_up) and not record.turns:
             return _of_program(ending, outcome, awaited=awaited), None
         return Failed(FailedName.SANDBOX_LOST, _unsampled(outcome)), None
     return outcome, answer

@@ -99,7 +99,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         Choice(get_args(MainLine)),
         "of a program: which line is trained where a rollout has one; auto: longest; docs/training.md",
         unset=AUTO,
-        only_for="program",
+        only_for=("program",),
     )
     train_mixed_versions: bool = row(
         True,

@@ -29,6 +29,7 @@ from sandbox.runner.attachments import receive_attachments
 from sandbox.runner.client import Client, assigned
 from sandbox.runner.executor import CallTool, Reach, WorkerExecutor
 from sandbox.runner.model import Complete
+from sandbox.runner.shell_agent import run_shell_agent
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
 from sandbox.types import (
@@ -99,6 +100,16 @@ def _episode(
                 on_step=client.record_step,
                 memory_kills=procfs.memory_kills,
                 endpoint=endpoint,
+            )
+        elif assignment.agent.kind == "shell":
+            result = run_shell_agent(
+                assignment,
+                prompt(assignment.question, files),
+                assignment.place.cwd or str(box.workspace),
+                link,
+                client.complete,
+                on_step=client.record_step,
+                memory_kills=procfs.memory_kills,
             )
         else:
             result = solve(

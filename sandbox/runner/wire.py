@@ -55,6 +55,7 @@ _AGENT_KINDS: dict[int, AgentKind] = {
     pb.AGENT_KIND_CODE: "code",
     pb.AGENT_KIND_TOOL_CALLING: "tool_calling",
     pb.AGENT_KIND_PROGRAM: "program",
+    pb.AGENT_KIND_SHELL: "shell",
 }
 _STOP_REASONS: dict[StopReason, pb.StopReason] = {
     "final_answer": pb.STOP_REASON_FINAL_ANSWER,

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from sandbox.texts import answer_text, value_text
 from sandbox.worker.program import Program
+from sandbox.worker.shell import Shell
 from sandbox.worker.steps import StepRunner
 from sandbox.worker.streams import Streams, print_
 from sandbox.worker.tools import FILE_FUNCTIONS
@@ -97,6 +98,7 @@ class Worker:
         sys.modules["__main__"] = self._spaces[""].main
         self._modules: dict[str, ModuleType] = {}
         self._program: Program | None = None
+        self._shell: Shell | None = None
         self._variables: dict[str, str] = {}  # of the task
 
     def serve(self) -> None:
@@ -122,6 +124,11 @@ class Worker:
                 program = self._program or Program(message["environment"])
                 status, answer, errors = program.run(message["program"], message["task"], self._variables)
                 _send({"kind": "done", "status": status, "answer": answer, "errors": errors})
+            case "shell":
+                self._shell = Shell()
+                _send({"kind": "ready", "shell": self._shell.program})
+            case "command":
+                _send({"kind": "done", **_carried_out(self._shell, message)})
             case "reply":
                 pass  # the reply to a call that an exception, an alarm's for example, cut short
 
@@ -260,6 +267,15 @@ class Worker:
             self._streams.flush()
         finally:
             _exit(status & 0xFF)
+
+
+def _carried_out(shell: Shell | None, message: dict[str, Any]) -> dict[str, Any]:
+    """How a command ended, or why there is no process for it."""
+    assert shell is not None
+    try:
+        return shell.run(message["command"], message["limit_s"])
+    except OSError as error:
+        return {"problem": error.strerror}
 
 
 def _settle(cwd: str, variables: dict[str, str]) -> str | None:

@@ -144,6 +144,13 @@ def test_what_is_not_the_program_s_own_end_stays_what_it_was(ending: Ending, nam
     assert decide(ending, a_record(turns=0), program=True)[0].name == name
 
 
+def test_an_image_without_a_shell_is_the_operator_s_to_mend() -> None:
+    """Of all agents, only a shell agent can end so before its first completion."""
+    outcome, _ = decide(Submission("no_answer", None, "no sh"), a_record(turns=0))
+    assert (outcome.name, outcome.reason) == ("agent_error", "no completion: no sh")  # type: ignore[union-attr]
+    assert decide(ClockExpired(), a_record(turns=0))[0].name == "sandbox_lost"
+
+
 @pytest.mark.parametrize("ending", [Submission("no_answer", None, SAID), ClockExpired(), Refused("budget", "")])
 def test_no_policy_can_choose_an_agent_error(ending: Ending) -> None:
     """Nothing was served before one; with a completion, however empty, there is none."""

@@ -14,6 +14,7 @@ class AgentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     AGENT_KIND_CODE: _ClassVar[AgentKind]
     AGENT_KIND_TOOL_CALLING: _ClassVar[AgentKind]
     AGENT_KIND_PROGRAM: _ClassVar[AgentKind]
+    AGENT_KIND_SHELL: _ClassVar[AgentKind]
 
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -61,6 +62,7 @@ AGENT_KIND_UNSPECIFIED: AgentKind
 AGENT_KIND_CODE: AgentKind
 AGENT_KIND_TOOL_CALLING: AgentKind
 AGENT_KIND_PROGRAM: AgentKind
+AGENT_KIND_SHELL: AgentKind
 ROLE_UNSPECIFIED: Role
 ROLE_SYSTEM: Role
 ROLE_USER: Role

@@ -183,10 +183,10 @@ class RolloutWorker:
             yield task
 
     def _fits(self, task: Task | BadTask) -> bool:
-        """Whether the task can be rolled out. Blocks until the image of its Dockerfile is there, if it has one."""
+        """Whether the task can be rolled out. Blocks until its images are there, if it needs some."""
         engine = self._orchestrator.orchestrator
         task = engine.maker.fitting(task)
-        if isinstance(task, Task) and task.dockerfile is not None:
+        if isinstance(task, Task) and task.needs_images:
             task = engine.shared.built(task).result()
         return isinstance(task, Task)
 

@@ -53,6 +53,12 @@ class Task:
     notes: tuple[str, ...] = ()
 
     @property
+    def needs_images(self) -> bool:
+        """Whether images are built or fetched for it before its rollouts begin. The names of images in Harbor's
+        tasks are those of registries."""
+        return self.dockerfile is not None or (self.grader is not None and self.grader.kind == "harbor")
+
+    @property
     def reference(self) -> str | None:
         """Every right answer, for people and judges."""
         return None if self.answer is None else "\nOR\n".join((self.answer, *self.other_answers))

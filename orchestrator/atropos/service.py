@@ -160,7 +160,7 @@ class Service:
         tasks = self._read_tasks()
         async with (
             aiohttp.ClientSession() as http,
-            session.opened(self.opened(training=True), self._open_output, tasks.name) as (engine, _),
+            session.opened(self.opened(training=True), self._open_output, tasks.name, tasks.notes) as (engine, _),
         ):
             work = self.work
             self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")

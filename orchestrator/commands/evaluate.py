@@ -59,7 +59,7 @@ async def _run(config: Config, json: bool) -> int:
         return closing(files)
 
     async def work() -> int:
-        async with session.opened(orchestrator, open_output, tasks.name) as (engine, files):
+        async with session.opened(orchestrator, open_output, tasks.name, tasks.notes) as (engine, files):
             rows.append(("run directory", path))
             if (count := await asyncio.to_thread(tasks.count)) is not None:
                 progress.wanted = observer.wanted = min(progress.wanted or count, count)

@@ -1,10 +1,11 @@
-"""Gets the images of tasks ready, ahead of their rollouts and in none of their slots: builds those of Dockerfiles,
-and finds those that no sandbox can be made of."""
+"""Gets the images of tasks ready, ahead of their rollouts and in none of their slots: builds and fetches them, and
+finds those that no sandbox can be made of."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import posixpath
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 PARALLEL = 2  # builds at a time, and images looked at: they share the disk and the network with rollouts
 _TRIES = 3  # where the machine is at fault: its Engine may be restarting
 _BETWEEN_TRIES = Backoff(first_s=5.0, most_s=60.0)
+_FROM = "FROM "  # paths begin with a slash
+_MAX_PATH_CHARS = 1024
 
 
 class Builds:
@@ -46,7 +49,7 @@ class Builds:
         self._opening = asyncio.Lock()
         self._images: TaskImages | None = None
         self._uses: Uses | None = None
-        self._ids: dict[str, asyncio.Task[str]] = {}  # of images, by the paths of their Dockerfiles
+        self._ids: dict[str, asyncio.Task[str]] = {}  # of images, by the paths of Dockerfiles, or behind FROM
         self._unfit: dict[SandboxSpec, str] = {}
         self._looks: set[asyncio.Task[str | None]] = set()  # under way
         self._stopped = False
@@ -73,8 +76,8 @@ class Builds:
     async def _begun(self, task: Task) -> Task | BadTask:
         if self._stopped:
             return task
-        if task.dockerfile is not None:
-            built = await self._built(task, task.dockerfile)
+        if task.needs_images:
+            built = await self._built(task)
             if isinstance(built, BadTask):
                 return built
             task = built
@@ -92,16 +95,26 @@ class Builds:
             self._unfit[spec] = reason
         return reason
 
-    async def _built(self, task: Task, path: str) -> Task | BadTask:
+    async def _built(self, task: Task) -> Task | BadTask:
         if reason := self._refusal:
             return BadTask(task.task_id, reason)
-        if path not in self._ids:
-            self._ids[path] = asyncio.create_task(self._image(Path(path)), name=f"image of {path}")
+        grader = task.grader
         try:
-            image = await asyncio.shield(self._ids[path])  # others may wait for it too
+            image, cwd = await self._made(task.dockerfile, task.image, task.cwd)
+            if grader is not None and (grader.dockerfile or grader.image):
+                own, place = await self._made(grader.dockerfile, grader.image, grader.cwd)
+                grader = replace(grader, image=own, cwd=place)
         except BuildError as error:
             return BadTask(task.task_id, str(error))
-        return replace(task, image=image)
+        return replace(task, image=image, cwd=cwd, grader=grader)
+
+    async def _made(self, dockerfile: str | None, image: str | None, cwd: str | None) -> tuple[str, str | None]:
+        """An image's id, and the working directory, the image's own for an empty one. Raises BuildError."""
+        key = dockerfile or f"{_FROM}{image}"
+        if key not in self._ids:
+            self._ids[key] = asyncio.create_task(self._image(key), name=f"image of {key}")
+        made = await asyncio.shield(self._ids[key])  # others may wait for it too
+        return made, await asyncio.to_thread(_workdir, made) if cwd == "" else cwd
 
     @property
     def _refusal(self) -> str:
@@ -112,19 +125,20 @@ class Builds:
             return "its Dockerfile is not built: give --env.dockerfiles if you trust where the tasks come from"
         return ""
 
-    async def _image(self, path: Path) -> str:
+    async def _image(self, key: str) -> str:
         async with self._room:
             for failures in itertools.count():
                 await asyncio.sleep(_BETWEEN_TRIES.pause_s(failures))
                 try:
                     images, uses = await self._opened()
-                    image = await images.image(path)
+                    named = key.removeprefix(_FROM) if key.startswith(_FROM) else None
+                    image = await (images.image(Path(key)) if named is None else images.named(named))
                     await asyncio.to_thread(uses.add, image)
                     return image
                 except EnvironmentUnusable as error:
                     if failures + 1 == _TRIES:
                         raise
-                    self._say(f"{path} cannot be built now, it is tried again: {error}")
+                    self._say(f"{key} cannot be built now, it is tried again: {error}")
         raise AssertionError("there is no last failure but the one that is raised")
 
     async def _opened(self) -> tuple[TaskImages, Uses]:
@@ -134,6 +148,18 @@ class Builds:
             if self._images is None:
                 self._images = await _open(self._env, self._say)
             return self._images, self._uses
+
+
+def _workdir(image: str) -> str:
+    """The working directory that an image names, which has been put into the store; `/`: none. Blocks. Raises
+    EnvironmentUnusable."""
+    from orchestrator.launch.oci.store import ImageStore
+
+    found = ImageStore().find(image)
+    place = None if found is None else found.config.get("WorkingDir")
+    if not isinstance(place, str) or not place.isprintable() or len(place) > _MAX_PATH_CHARS:
+        return "/"
+    return posixpath.normpath(f"/{place.lstrip('/')}")
 
 
 async def _open(env: SandboxSettings, say: Callable[[str], None]) -> TaskImages:

@@ -2,7 +2,7 @@
 
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
-from orchestrator.launch.oci.machine import why_not_here
+from orchestrator.launch.oci.machine import lacks_memory, why_not_here
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.types import SandboxSpec, Task
 
@@ -25,4 +25,6 @@ def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None
         return 'its user needs a root that can be written to: "root": "writable", or --env.sandbox_root writable'
     if task.workspace is not None and env.cluster != "none":
         return "its workspace is a folder of this machine, which nodes of a cluster do not have"
-    return too_large(task.attachments, env.sandbox_memory) if task.attachments else None
+    if task.memory_bytes is not None and env.cluster == "none" and (why := lacks_memory(spec)) is not None:
+        return why
+    return too_large(task.attachments, spec.memory_bytes) if task.attachments else None

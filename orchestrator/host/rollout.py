@@ -66,7 +66,11 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
             duration_s=duration_s,
             waiting_s=waiting_s,
             cpu_s=cpu_s,
-            notes=(*((SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else ()), *trouble),
+            notes=(
+                *plan.task.notes,
+                *((SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else ()),
+                *trouble,
+            ),
             requests=lease.requests,
             output=output,
             changes=changes,

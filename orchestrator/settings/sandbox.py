@@ -12,7 +12,7 @@ from orchestrator.settings.json_kinds import Pairs, Words
 from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text, seconds
 from orchestrator.settings.row import AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
-from orchestrator.types import SandboxSpec
+from orchestrator.types import MIN_MEMORY_BYTES, SandboxSpec
 
 _RAY_ADDRESS = re.compile(r"auto|[A-Za-z0-9][\w.-]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*|(?:~|\.{1,2})?/[^\n]*")  # a name, or a path
@@ -67,7 +67,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     )
     sandbox_memory: int = row(
         1 << 30,
-        Size(256 * MEBIBYTE),
+        Size(MIN_MEMORY_BYTES),
         "memory, swap included",
         resume=Resume.SIZE,
         from_run=("replay",),

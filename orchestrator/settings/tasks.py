@@ -11,7 +11,7 @@ from orchestrator.settings.row import RUNS, TASKS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.tasks.base import COLUMNS
 
-_DATASET = re.compile(rf"gaia|(?:jsonl|csv|hf|reasoning_gym):\S.*|python:{OBJECT}")
+_DATASET = re.compile(rf"gaia|(?:harbor|jsonl|csv|hf|reasoning_gym):\S.*|python:{OBJECT}")
 _EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
 
 
@@ -22,8 +22,8 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
     dataset: str = row(
         "gaia",
         forms(
-            *("SOURCE", _DATASET.fullmatch, "gaia", "jsonl:PATH", "csv:PATH", "hf:NAME"),
-            *("reasoning_gym:NAME?seed=..&size=..", "python:MODULE:FACTORY"),
+            *("SOURCE", _DATASET.fullmatch, "gaia", "harbor:PATH", "jsonl:PATH", "csv:PATH"),
+            *("hf:NAME", "python:MODULE:FACTORY", "reasoning_gym:NAME"),
         ),
         "where tasks come from",
         resume=Resume.CODE,

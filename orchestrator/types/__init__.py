@@ -27,6 +27,7 @@ from orchestrator.types.outcomes import (
 )
 from orchestrator.types.plans import (
     MAX_PARALLEL_COMPLETIONS,
+    MIN_MEMORY_BYTES,
     STORAGE_INODES,
     AgentKind,
     AgentSpec,
@@ -44,6 +45,7 @@ from orchestrator.types.tasks import Attachment, BadTask, Task
 
 __all__ = [
     "MAX_PARALLEL_COMPLETIONS",
+    "MIN_MEMORY_BYTES",
     "STORAGE_INODES",
     "AgentKind",
     "AgentSpec",

@@ -87,6 +87,7 @@ class AgentSpec:
 
 
 Root = Literal["read-only", "writable"]
+MIN_MEMORY_BYTES = 256 << 20  # what a sandbox needs
 STORAGE_INODES = 100_000  # files and folders that fit into a writable root
 
 

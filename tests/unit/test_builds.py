@@ -13,15 +13,17 @@ from typing import IO, Any
 
 import pytest
 
-from orchestrator.engine.builds import PARALLEL, Builds
+from orchestrator.engine.builds import PARALLEL, Builds, _workdir
 from orchestrator.engine.draws import AHEAD, Draw, Draws
 from orchestrator.errors import BuildError, DockerError, EnvironmentUnusable, ImageUnusable, LaunchError
 from orchestrator.launch.image.task_images import TaskImages
+from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.uses import BuiltImage, Uses, images_in_use, unwanted
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.settings.config import Config
 from orchestrator.settings.sources import load_config
-from orchestrator.types import BadTask, SandboxSpec, Task
+from orchestrator.types import BadTask, Grader, SandboxSpec, Task
+from tests.fakes.archives import file, layer, saved
 from tests.fakes.held_rollouts import Held, held, until
 
 PLAIN = Task("plain", "What is 6 times 7?", "42")
@@ -410,6 +412,91 @@ async def test_a_look_waits_for_no_build_and_an_image_that_was_built_is_looked_a
     builds = building(FakeBuilder())
     assert await asyncio.wrap_future(builds.begin(tasks[0])) == BadTask("a", "it has 300 layers")
     await builds.aclose()
+
+
+async def test_an_image_of_a_registry_is_fetched_as_one_to_begin_with(tmp_path: Path) -> None:
+    builder, lines = FakeBuilder(), list[str]()
+    made = TaskImages(builder, {"far.example/a": "near"}, 60.0, lines.append)
+    assert await made.named("far.example/a") == await made.image(dockerfile(tmp_path, "FROM far.example/a\n"))
+    assert builder.asked == ["base near", "build on near"]
+    assert lines == ["building far.example/a"]
+
+
+class NamedImages:
+    """Says what it makes, and fails at `broken`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def image(self, path: Path) -> str:
+        return self._made(str(path))
+
+    async def named(self, name: str) -> str:
+        return self._made(name)
+
+    def _made(self, name: str) -> str:
+        self.asked.append(name)
+        if "broken" in name:
+            raise BuildError(f"{name} fails")
+        return f"of-{name}"
+
+
+@pytest.fixture
+async def harbor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[tuple[Builds, NamedImages]]:
+    """Builds of a run whose images are in a store of their own."""
+    made = NamedImages()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    async def opened(*_: object) -> NamedImages:
+        return made
+
+    monkeypatch.setattr("orchestrator.engine.builds._open", opened)
+    builds = builds_of(load_config(environ={}), fits)
+    yield builds, made
+    await builds.aclose()
+
+
+@pytest.mark.parametrize(
+    ("task", "grader", "image", "own", "asked"),
+    [
+        ({"dockerfile": "/e"}, {}, "of-/e", None, ["/e"]),
+        ({"image": "a"}, {}, "of-a", None, ["a"]),
+        ({"dockerfile": "/e"}, {"dockerfile": "/t"}, "of-/e", "of-/t", ["/e", "/t"]),
+        ({"image": "a"}, {"image": "a"}, "of-a", "of-a", ["a"]),
+        ({"image": "a"}, {"dockerfile": "/broken"}, None, None, ["a", "/broken"]),
+    ],
+)
+async def test_agent_and_grader_of_a_harbor_task_get_their_images(
+    task: dict[str, Any],
+    grader: dict[str, Any],
+    image: str | None,
+    own: str | None,
+    asked: list[str],
+    harbor: tuple[Builds, NamedImages],
+) -> None:
+    builds, made = harbor
+    task_ = Task("t", "?", **task, cwd="", grader=Grader("harbor", **grader, cwd="/here"))
+    built = await asyncio.wrap_future(builds.begin(task_))
+    assert made.asked == asked
+    if image is None:
+        assert built == BadTask("t", "/broken fails")
+        return
+    assert isinstance(built, Task)
+    assert built.grader is not None
+    assert (built.image, built.grader.image, built.cwd, built.grader.cwd) == (image, own, "/", "/here")
+
+
+@pytest.mark.parametrize(
+    ("named", "place"), [("/app/", "/app"), ("app/../..", "/"), ("", "/"), ("/a\nb", "/"), ("/" + "x" * 2000, "/")]
+)
+def test_the_working_directory_is_the_image_s(
+    named: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ImageStore().put(
+        saved(tmp_path / "i.tar", layer(file("a", b"1")), config={"config": {"WorkingDir": named}}), "image"
+    )
+    assert _workdir("image") == place
 
 
 # ---------------------------------------------------------------- uses

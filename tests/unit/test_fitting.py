@@ -33,6 +33,7 @@ WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
         (OCI, {"root": "writable", "user": "1000", "image": "/images/a"}, None),
         (OCI, {"user": "1000"}, "its user needs"),
         (WRITABLE, {"user": "1000"}, None),
+        (WRITABLE, {"memory_bytes": 1 << 50}, "a sandbox of 1073742336 MiB does not fit into this machine's"),
         (WRITABLE, {"user": "1000", "root": "read-only"}, "its user needs"),
         (PROCESS, {"environment": {"A": "1"}}, None),
         *(

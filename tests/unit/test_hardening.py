@@ -24,7 +24,6 @@ from orchestrator.launch.hardening import (
     IDENTITIES,
     MEASURE_NAMES,
     MIB,
-    MIN_MEMORY_BYTES,
     PROCESS_BYTES,
     demand,
     harden,
@@ -34,7 +33,7 @@ from orchestrator.launch.hardening import (
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
 from orchestrator.launch.oci.writable import agent_arguments
 from orchestrator.launch.uids import LAST_UID, SLOTS, UidPair, UidSlots
-from orchestrator.types import Confinement, Mount, SandboxSpec
+from orchestrator.types import MIN_MEMORY_BYTES, Confinement, Mount, SandboxSpec
 from sandbox.boot.arguments import box_of
 from sandbox.types import AgentUser
 from tests.fakes.plans import a_sandbox

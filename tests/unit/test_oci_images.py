@@ -487,6 +487,15 @@ def test_a_configuration_of_other_types_is_refused(tmp_path: Path, config: objec
         ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config={"config": config}))
 
 
+def test_an_image_s_user_and_folder_are_kept_as_they_are(tmp_path: Path) -> None:
+    config = {"config": {"User": "app:50", "WorkingDir": "/srv/app", "StopSignal": "SIGTERM"}}
+    image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config=config))
+    assert (image.config["User"], image.config["WorkingDir"]) == ("app:50", "/srv/app")
+    assert image.config["StopSignal"] is True
+    with pytest.raises(EnvironmentUnusable):
+        ImageStore(tmp_path / "store").put(saved(tmp_path / "j.tar", LAYERS[0], config={"config": {"User": [3]}}))
+
+
 def test_what_sandboxes_do_not_use_of_a_configuration_is_left_out(tmp_path: Path) -> None:
     config = {"config": {"Env": ["A=b"], "Entrypoint": None, "Labels": None, "Cmd": json.loads(deep(300))}}
     image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config=config))

@@ -15,7 +15,6 @@ from orchestrator.launch.hardening import (
     CHANNEL_PLACE,
     HOST_NAME,
     MASKED_PATHS,
-    MIN_MEMORY_BYTES,
     NO_MEASURES,
     OOM_SCORE,
     READ_ONLY_PATHS,
@@ -28,7 +27,7 @@ from orchestrator.launch.hardening import (
 from orchestrator.launch.image.facts import unfit
 from orchestrator.launch.names import CHANNEL_MOUNT, LABEL_PROJECT, PROJECT, RUNTIME_MOUNT, is_gvisor
 from orchestrator.launch.uids import UidPair
-from orchestrator.types import SandboxSpec
+from orchestrator.types import MIN_MEMORY_BYTES, SandboxSpec
 
 VOLUME = "orchestrator-"  # how the names of our volumes begin, and of containers that hold one
 _TMPFS = [place.target for place in (*writable_places(MIN_MEMORY_BYTES, UidPair(0, 0)), CHANNEL_PLACE)]

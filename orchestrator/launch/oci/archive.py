@@ -212,14 +212,14 @@ def _texts(data: object) -> list[str]:
 def _used(config: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of Docker's `Config` that sandboxes use, of their right types."""
     labels = _object(config.get("Labels") or {})
-    (user,) = _texts([config.get("User") or ""])
+    own = {name: config[name] for name in ("User", "WorkingDir") if config.get(name)}
     return {
         **{name: True for name in UNUSED if config.get(name)},  # to be told of
-        "User": user,
         "Env": _texts(config.get("Env") or []),
         "Entrypoint": _texts(config.get("Entrypoint") or []),
         "Labels": dict(zip(labels, _texts(list(labels.values())), strict=True)),
         "Volumes": {place: {} for place in _object(config.get("Volumes") or {})},
+        **dict(zip(own, _texts(list(own.values())), strict=True)),
     }
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable
-from orchestrator.launch.hardening import CHANNEL_PLACE, MIN_MEMORY_BYTES, writable_places
+from orchestrator.launch.hardening import CHANNEL_PLACE, writable_places
 from orchestrator.launch.image.site import CA_PLACE
 from orchestrator.launch.names import RUNTIME_MOUNT, TASK_REPOSITORY, is_path
 from orchestrator.launch.oci.archive import Archive
@@ -30,6 +30,7 @@ from orchestrator.launch.oci.buildah import remove_build
 from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
 from orchestrator.launch.uids import UidPair
 from orchestrator.launch.uses import BuiltImage
+from orchestrator.types import MIN_MEMORY_BYTES
 
 _ID = re.compile("sha256:([0-9a-f]{64})")
 ROOT = "rootfs"  # an image's files, in its folder

@@ -3,27 +3,39 @@
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
 from orchestrator.launch.oci.machine import why_not_here
+from orchestrator.scorers.grader import GRADER
 from orchestrator.settings.config import Config
 from orchestrator.types import Task
 
-_OF_A_BOX = ("workspace", "root", "cwd", "user")  # fields of a Task that the files of a sandbox give a meaning
+_OF_A_BOX = (
+    "workspace",
+    "root",
+    "cwd",
+    "user",
+    "grader",
+)  # fields of a Task that the files of a sandbox give a meaning
 
 
 def why_unfit(task: Task, config: Config) -> str | None:
     """None: it makes one."""
     env, spec = config.env, config.sandbox_spec(task)
+    if task.grader is None and env.scoring_strategy == GRADER:
+        return "it has no grader, and --env.scoring_strategy grader scores what one finds"
     if env.launcher == "process":
         own = [name for name in _OF_A_BOX if getattr(task, name) is not None]
         return f"its {own[0]} needs a sandbox with files of its own: not --env.launcher process" if own else None
+    if task.grader is not None and not spec.is_writable:
+        return 'its grader needs a root that can be written to: leave "root" out, or --env.sandbox_root writable'
     if spec.is_writable and env.launcher != "oci":
         why = "" if env.launcher == "docker" else why_not_here(env.oci_runtime, frozenset(env.waive_hardening))
         if why is not None:
-            what = "workspace" if task.workspace else "root"
+            what = "grader" if task.grader else "workspace" if task.workspace else "root"
             return f"its {what} needs a root that can be written to: --env.launcher oci{why and f': {why}'}"
     if task.image is not None and is_path(task.image) and env.launcher != "oci" and not spec.is_writable:
         return "its image is a file, which only the launcher oci takes (--env.launcher oci)"
     if task.user is not None and not spec.is_writable:
         return 'its user needs a root that can be written to: "root": "writable", or --env.sandbox_root writable'
-    if task.workspace is not None and env.cluster != "none":
-        return "its workspace is a folder of this machine, which nodes of a cluster do not have"
+    if env.cluster != "none" and (task.workspace is not None or task.grader is not None):
+        what = "workspace is a folder" if task.grader is None else "grader works on the files"
+        return f"its {what} of this machine, which nodes of a cluster do not have"
     return too_large(task.attachments, env.sandbox_memory) if task.attachments else None

@@ -62,7 +62,7 @@ def plan_group(
 def sandbox_of(task: Task, usual: SandboxSpec, storage_bytes: int) -> SandboxSpec:
     """The sandbox for rollouts of this task; `usual`: for tasks that ask for nothing of their own.
     `storage_bytes`: what a writable root holds."""
-    root = "writable" if task.workspace else task.root or usual.root
+    root = "writable" if task.workspace or task.grader else task.root or usual.root
     storage = (storage_bytes, STORAGE_INODES) if root == "writable" else (0, 0)
     return replace(
         usual,

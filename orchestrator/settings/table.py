@@ -52,6 +52,13 @@ class EnvSettings(
         """A program finds its completions at a port of its sandbox's loopback device."""
         return self.allow_localhost_tcp or self.program is not None
 
+    @property
+    def most_grading(self) -> int:
+        """How many sandboxes may grade in addition to those that rollouts have."""
+        if self.grading_sandboxes is not None:
+            return self.grading_sandboxes
+        return -(-self.max_concurrent_sandboxes // 4) if self.scoring_strategy == "grader" else 0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, row in self.rows().items():

@@ -42,6 +42,7 @@ MAY_SEE = {
     "terminal": {"run"},
     "report": {"completion", "run"},
     "demo": {"tasks"},
+    "grading": {"launch"},
     "forward": {"completion", "local_model", "run", "terminal"},
 }
 FROM_OUTSIDE = {  # what lies on disk, and what an agent is equipped with, is read by rooms that write neither
@@ -286,7 +287,9 @@ def test_every_exception_is_one() -> None:
         assert rooms <= {first(b) for a, b in pairs if first(a) == watched}
 
 
-@pytest.mark.parametrize("room_", [*BACKENDS, "agents", "calls", "run", "report", "telemetry", "forward"])
+@pytest.mark.parametrize(
+    "room_", [*BACKENDS, "agents", "calls", "grading", "run", "report", "telemetry", "forward"]
+)
 def test_rooms_take_their_section_of_the_settings_and_never_the_whole(room_: str) -> None:
     for name, file in modules().items():
         text = file.read_text("utf-8")

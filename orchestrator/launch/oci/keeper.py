@@ -8,8 +8,10 @@ ends in any way, the socket closes and all containers are removed.
 It talks JSON, a line each, over the socket at descriptor 0:
 
     → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
-      with "root" and "agent", if it is to write to its root: as in `mounts`
-    → {"call": 2, "remove": NAME}                      ← {"call": 2, "existed": true} or {"call": 2, "error": TEXT}
+      with "root" and "agent", if it is to write to its root: as in `mounts`; and with "state", if one of its
+      layers, at the place "at", is what the container "of", which has ended, wrote to its own: as in `state`
+    → {"call": 2, "kill": NAME}                        ← {"call": 2}, and when it has ended, the last line below
+    → {"call": 3, "remove": NAME}                      ← {"call": 3, "existed": true} or {"call": 3, "error": TEXT}
                                                        ← {"ended": NAME, "status": WAIT_STATUS, "said": TEXT}
 
 Only the standard library is imported, and little of it: it starts with every launcher.
@@ -126,6 +128,9 @@ class Keeper:
             request = json.loads(line)
             if "start" in request:
                 self._start(request)
+            elif "kill" in request:
+                self._kill(request["kill"])
+                self._tell(call=request["call"])
             else:
                 self._remove(request["call"], request["remove"])
 
@@ -175,11 +180,26 @@ class Keeper:
             self._has_mounts = True
         namespace = mounts.user_namespace(mounts.AgentNamespace(**request["agent"]))
         try:
-            mounts.make_root(bundle, mounts.WritableRoot(**request["root"]), namespace)
+            root = mounts.WritableRoot(**request["root"])
+            if "state" in request:
+                root = self._with_state(root, **request["state"])
+            mounts.make_root(bundle, root, namespace)
         except OSError:
             os.close(namespace)
             raise
         return namespace
+
+    def _with_state(self, root: Any, of: str, at: int, **scope: Any) -> Any:
+        """The root, with what the container `of` wrote to its own as a layer. Raises OSError."""
+        from orchestrator.launch.oci import mounts, state
+
+        source = self._containers.get(of)
+        if source is None or source.starting or source.pid or not source.root:
+            raise OSError(0, f"{of} is not there, or has not ended")
+        mounts.release_root(source.root)
+        owner, shift = root.owner, root.owner if root.shifted else 0
+        layer = state.state_in_scope(source.root, state.StateScope(**scope), root.lowers[at:], owner, shift)
+        return root._replace(lowers=[*root.lowers[:at], layer, *root.lowers[at:]], own=at)
 
     def _started(self, call: int, name: str, pid_file: str, status: int, output: _Output) -> None:
         container = self._containers[name]
@@ -216,10 +236,16 @@ class Keeper:
         if container is None or not container.removals or container.starting or container.deleting:
             return
         if container.pid:
-            os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
+            self._kill(name)
             return
         container.deleting = True
         self._call(("delete", "--force", name), lambda status, output: self._deleted(name, status, output))
+
+    def _kill(self, name: str) -> None:
+        """Kills its pid 1, and with it all that runs in it: it has ended when none of them is left."""
+        container = self._containers.get(name)
+        if container is not None and container.pid:
+            os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
 
     def _deleted(self, name: str, status: int, output: _Output) -> None:
         """Nothing more can be done about the container here."""

@@ -67,6 +67,11 @@ class Runtime:
         assert self._keeper is not None
         return Path(f"/proc/{self._keeper.pid}/root{path}")
 
+    async def kill(self, name: str) -> None:
+        """Kills a container and all its processes, unless it has ended; its sandbox learns when none is left.
+        Raises SandboxLostError."""
+        await self._call(kill=name)
+
     async def remove(self, name: str) -> bool:
         """Kills a container and all its processes, and removes it. False: there was none. Raises SandboxLostError
         if that did not work."""

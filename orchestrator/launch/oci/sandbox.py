@@ -3,16 +3,19 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.errors import SandboxLostError
+from orchestrator.launch.base import CommandEnd
 from orchestrator.launch.container import ContainerSandbox, exit_of
 from orchestrator.launch.control_groups import control_groups, group_files
 from orchestrator.launch.cpu_clock import CpuClock
+from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS, walk
+from orchestrator.launch.oci.commands import command_end
 from orchestrator.launch.uids import UidPair
-from orchestrator.types import SandboxExit
+from orchestrator.types import Difference, SandboxExit
 
 _BY_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -20,12 +23,15 @@ _BY_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class OciSandbox(ContainerSandbox):
     """A `Sandbox`. The launcher reports that it runs, and how it ended."""
 
-    def __init__(self, uids: UidPair) -> None:
+    def __init__(self, uids: UidPair, kill: Callable[[str], Awaitable[None]], *, is_guest: bool = False) -> None:
         super().__init__(uids)
+        self.is_guest = is_guest  # it has the uids of another one, which keeps them
+        self._kill = kill  # gets the name
         self.pid = 0  # of its pid 1, here
         self.last_words = ""  # the end of what it printed; known when it has ended; untrusted
         self.kills: Path | None = None  # the kernel's count of processes killed for memory; None: there is none
         self.upper: Path | None = None  # what takes what is written to the root; None: the root is read-only
+        self.lowers: Sequence[Path] = ()  # what lies below it, the topmost first
 
     def runs(self, pid: int, begun_s: float) -> CpuClock:
         """Its pid 1 is process `pid` here; it was begun at `begun_s` (loop time)."""
@@ -60,6 +66,34 @@ class OciSandbox(ContainerSandbox):
         elif self._lost is None:
             self._exit = exit_of(code if code >= 0 else 128 - code, out_of_memory, output)
         self._ended.set()
+
+    async def changes(self) -> Difference | None:
+        """Ends all that still runs in it first. Raises SandboxLostError, OSError."""
+        if self.upper is None:
+            return None
+        await self.end()
+        return await asyncio.to_thread(self._difference)
+
+    async def end(self) -> None:
+        """Kills all that runs in it, and returns when nothing does. Idempotent. Raises SandboxLostError."""
+        await self._kill(self.name)
+        await self._ended.wait()
+
+    async def command_end(self) -> CommandEnd:
+        """Waits for the command. Raises SandboxLostError if the sandbox ended otherwise."""
+        ended = await self.exited()
+        if (end := command_end(self.last_words)) is None:
+            raise SandboxLostError(f"the sandbox of a command ended: {ended.reason}")
+        return end
+
+    def _difference(self) -> Difference:
+        opaque = OPAQUE if os.geteuid() == 0 else OPAQUE_OF_USERS
+        with self.written() as upper, ExitStack() as stack:
+            lowers: list[int] = []
+            for folder in self.lowers:
+                lowers.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+                stack.callback(os.close, lowers[-1])
+            return walk(upper, lowers=lowers, opaque=opaque)
 
     @contextmanager
     def written(self) -> Iterator[int]:

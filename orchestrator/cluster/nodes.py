@@ -36,7 +36,7 @@ from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError, os_error_as
-from orchestrator.host.base import HostNow, Provision
+from orchestrator.host.base import HostNow, Provision, SlotNeedless
 from orchestrator.host.setup import HostSetup
 from orchestrator.host.slots import Line
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
@@ -265,7 +265,9 @@ class RoomOnNode:
     async def works(self) -> None:
         """A node that does not work gets no rollouts."""
 
-    async def carry_out(self, plan: RolloutPlan, provision: Provision) -> Attempt:
+    async def carry_out(
+        self, plan: RolloutPlan, provision: Provision, needless: SlotNeedless = nullcontext
+    ) -> Attempt:
         try:
             attempt, self._away = await self._nodes.carry_out(self._node, plan, provision)
         except RolloutError:

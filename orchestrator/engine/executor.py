@@ -186,7 +186,7 @@ class Executor:
     async def _carry_out(self, plan: RolloutPlan, host: Host, begun: Record) -> Attempt:
         """Any exception but a RolloutError is a bug or stops the run, and is raised."""
         try:
-            attempt = await host.carry_out(plan, self.provision)
+            attempt = await host.carry_out(plan, self.provision, self._without_slot)
         except AuthenticationError:
             raise
         except RolloutError as error:

@@ -14,6 +14,7 @@ from orchestrator.engine.group import GroupPolicy, run_group
 from orchestrator.engine.health import GROUPS, HealthGate
 from orchestrator.engine.shared import Shared
 from orchestrator.engine.task_needs import why_unfit
+from orchestrator.grading.grade import with_tests
 from orchestrator.host.base import Hosts, Provision
 from orchestrator.launch.names import WORKSPACE_DIR
 from orchestrator.launch.workspaces import WorkspaceError
@@ -23,6 +24,7 @@ from orchestrator.rules.plan import backfill, plan_group, seed_again
 from orchestrator.rules.waits import first_of
 from orchestrator.run.groups import GroupFormat
 from orchestrator.scorers.grade import grade
+from orchestrator.scorers.grader import GRADER
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
@@ -74,19 +76,27 @@ class GroupMaker:
         return replace(spec, call_format=call_format(self.config.env, spec, self.hosts.tokenizer))
 
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
-        """The task, its workspace unpacked, or a BadTask: the run makes no such sandbox. Blocks. Raises
-        EnvironmentUnusable."""
+        """The task, its workspace and its tests unpacked, or a BadTask: the run makes no such sandbox. Blocks.
+        Raises EnvironmentUnusable."""
         if not isinstance(task, Task):
             return task
-        if reason := why_unfit(task, self.config.env, self.config.sandbox_spec(task)):
+        env = self.config.env
+        if task.grader is None and env.scoring_strategy == GRADER:
+            return BadTask(
+                task.task_id, "it has no grader, and --env.scoring_strategy grader scores what one finds"
+            )
+        if reason := why_unfit(task, env, self.config.sandbox_spec(task)):
             return BadTask(task.task_id, reason)
-        if task.workspace is None:
-            return task
         try:
-            folder = self.shared.workspaces.layer(Path(task.workspace), task.cwd or WORKSPACE_DIR)
+            if task.workspace is not None:
+                folder = self.shared.workspaces.layer(Path(task.workspace), task.cwd or WORKSPACE_DIR)
+                task = replace(task, workspace=str(folder))
         except WorkspaceError as error:
             return BadTask(task.task_id, f"its workspace cannot be used: {error}")
-        return replace(task, workspace=str(folder))
+        try:
+            return with_tests(task, self.shared.workspaces)
+        except WorkspaceError as error:
+            return BadTask(task.task_id, f"its tests cannot be used: {error}")
 
     async def make(
         self,

@@ -6,7 +6,7 @@ from orchestrator.launch.oci.machine import lacks_memory, why_not_here
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.types import SandboxSpec, Task
 
-_OF_A_BOX = ("workspace", "root", "cwd", "user")  # fields of a Task that the files of a sandbox give a meaning
+_OF_A_BOX = ("workspace", "root", "cwd", "user", "grader")  # fields that the files of a sandbox give a meaning
 
 
 def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None:
@@ -14,17 +14,20 @@ def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None
     if env.launcher == "process":
         own = [name for name in _OF_A_BOX if getattr(task, name) is not None]
         return f"its {own[0]} needs a sandbox with files of its own: not --env.launcher process" if own else None
+    if task.grader is not None and not spec.is_writable:
+        return 'its grader needs a root that can be written to: leave "root" out, or --env.sandbox_root writable'
     if spec.is_writable and env.launcher != "oci":
         why = "" if env.launcher == "docker" else why_not_here(env.oci_runtime, frozenset(env.waive_hardening))
         if why is not None:
-            what = "workspace" if task.workspace else "root"
+            what = "grader" if task.grader else "workspace" if task.workspace else "root"
             return f"its {what} needs a root that can be written to: --env.launcher oci{why and f': {why}'}"
     if task.image is not None and is_path(task.image) and env.launcher != "oci" and not spec.is_writable:
         return "its image is a file, which only the launcher oci takes (--env.launcher oci)"
     if task.user is not None and not spec.is_writable:
         return 'its user needs a root that can be written to: "root": "writable", or --env.sandbox_root writable'
-    if task.workspace is not None and env.cluster != "none":
-        return "its workspace is a folder of this machine, which nodes of a cluster do not have"
+    if env.cluster != "none" and (task.workspace is not None or task.grader is not None):
+        what = "workspace is a folder" if task.grader is None else "grader works on the files"
+        return f"its {what} of this machine, which nodes of a cluster do not have"
     if task.memory_bytes is not None and env.cluster == "none" and (why := lacks_memory(spec)) is not None:
         return why
     return too_large(task.attachments, spec.memory_bytes) if task.attachments else None

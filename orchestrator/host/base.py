@@ -5,7 +5,7 @@ with the run: tasks, groups, retries, scores, files.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,6 +42,9 @@ class HostNow:
     away: Mapping[str, bool] = field(default_factory=dict)
 
 
+SlotNeedless = Callable[[], AbstractContextManager[None]]
+
+
 class Host(Protocol):
     """One host, with room for one attempt."""
 
@@ -52,8 +55,11 @@ class Host(Protocol):
     async def works(self) -> None:
         """Returns once all that rollouts need there works. Raises RunUnhealthy if that takes too long."""
 
-    async def carry_out(self, plan: RolloutPlan, provision: Provision) -> Attempt:
-        """The finished attempt; nothing of its sandbox is left. A cancel removes the sandbox: on this machine
+    async def carry_out(
+        self, plan: RolloutPlan, provision: Provision, needless: SlotNeedless = nullcontext
+    ) -> Attempt:
+        """The finished attempt; nothing of its sandbox is left. `needless`: entered while it needs no room of a
+        rollout, as it is graded in other room. A cancel removes the sandbox: on this machine
         before the call returns, on another one right after.
 
         Raises RolloutError, and AuthenticationError to stop the run."""

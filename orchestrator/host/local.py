@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -10,7 +11,7 @@ from typing import Any
 
 from orchestrator.completion.replay import ReplayCompleter, Replayed
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable, RolloutError
-from orchestrator.host.base import HostNow, Provision
+from orchestrator.host.base import Host, HostNow, Provision, SlotNeedless
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
@@ -22,7 +23,8 @@ log = logging.getLogger(__name__)
 
 class LocalHost:
     """One host and all hosts of a run in one. `spec`: of the run's sandboxes, of which `warm` are kept ready.
-    `breakers`: the service behind failures of that name."""
+    `graders`: sandboxes on top for what rollouts left; 0: each is graded in its rollout's own slot. `breakers`:
+    the service behind failures of that name."""
 
     name = ""
 
@@ -33,13 +35,15 @@ class LocalHost:
         *,
         max_sandboxes: int,
         warm: int = 0,
+        graders: int = 0,
         breakers: Mapping[FailedName, Breaker] | None = None,
     ) -> None:
         self.resources = resources
         self.tokenizer, self.tools = resources.tokenizer, resources.tools
         self.takes_ids, self.why_text = resources.completer.takes_ids, resources.why_text
         self.capacity = max_sandboxes
-        self._warm = warm
+        self._warm, self._graders = warm, graders
+        self._grading = asyncio.Semaphore(graders) if graders else None
         self._spec = spec
         self._breakers = breakers or {}
         self._running = 0
@@ -51,7 +55,9 @@ class LocalHost:
         for breaker in set(self._breakers.values()):
             await breaker.passed()
 
-    async def carry_out(self, plan: RolloutPlan, provision: Provision) -> Attempt:
+    async def carry_out(
+        self, plan: RolloutPlan, provision: Provision, needless: SlotNeedless = nullcontext
+    ) -> Attempt:
         return await run_rollout(plan, self.resources, provision)
 
     async def excuses(self, failure: Failed) -> bool:
@@ -104,12 +110,13 @@ class LocalHost:
         return self._line.turn()
 
     @asynccontextmanager
-    async def slot(self, turn: int, spec: SandboxSpec) -> AsyncIterator[LocalHost]:
+    async def slot(self, turn: int, spec: SandboxSpec) -> AsyncIterator[Host]:
         await self._line.wait(turn, spec)
+        slot = _Slot(self, self._grading, self._release)
         try:
-            yield self
+            yield slot
         finally:
-            self._release()
+            slot.release()
 
     def _take(self, spec: SandboxSpec) -> LocalHost | None:
         if self._running >= self.capacity:
@@ -141,9 +148,43 @@ class LocalHost:
         }
 
     def summary(self) -> str:
-        on_top = f" and {self._warm} warm on top, {self.capacity + self._warm} in all" if self._warm else ""
-        return f"at most {self.capacity} sandboxes{on_top}"
+        more = {"warm": self._warm, "to grade": self._graders}
+        on_top = " and ".join(f"{count} {what}" for what, count in more.items() if count)
+        in_all = self.capacity + self._warm + self._graders
+        return f"at most {self.capacity} sandboxes" + (f" and {on_top} on top, {in_all} in all" if on_top else "")
 
     async def replayed(self) -> Replayed | None:
         completer = self.resources.completer
         return completer.replayed if isinstance(completer, ReplayCompleter) else None
+
+
+class _Slot:
+    """The host, with room for one attempt: for grading it gets other room, where there is any."""
+
+    name = ""
+
+    def __init__(self, host: LocalHost, grading: asyncio.Semaphore | None, release: Callable[[], None]) -> None:
+        self._host, self._grading = host, grading
+        self._release: Callable[[], None] | None = release
+        self.works, self.excuses = host.works, host.excuses
+
+    async def carry_out(
+        self, plan: RolloutPlan, provision: Provision, needless: SlotNeedless = nullcontext
+    ) -> Attempt:
+        @asynccontextmanager
+        async def graded() -> AsyncIterator[None]:
+            if self._grading is None:
+                yield
+                return
+            async with self._grading:
+                self.release()
+                with needless():
+                    yield
+
+        return await run_rollout(plan, self._host.resources, provision, graded)
+
+    def release(self) -> None:
+        """Idempotent."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()

@@ -52,7 +52,9 @@ async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
     tools = {**web, **own}
     check_team(env.managed_agents, equipment, tools)
     kind = await launcher_kind(env, notes)
-    launcher, channel_directory = _launcher(env, kind, stack, notes, localhost_tcp=env.needs_localhost_tcp)
+    launcher, channel_directory = _launcher(
+        env, kind, stack, notes, localhost_tcp=env.needs_localhost_tcp, graders=env.most_grading
+    )
     await _check_launcher(launcher, spec)
     await _remove_leftovers(notes, docker=kind in ("docker", "auto"))
     await asyncio.to_thread(check_tokenizer, env.tokenizer_name, config.openai[0].model_name)
@@ -84,6 +86,7 @@ async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
         spec,
         max_sandboxes=env.max_concurrent_sandboxes,
         warm=env.most_warm,
+        graders=env.most_grading,
         breakers={
             FailedName.DOCKER_ERROR: breaker,
             FailedName.LAUNCH_ERROR: breaker,
@@ -185,10 +188,16 @@ async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
 
 
 def _launcher(
-    settings: SandboxSettings, kind: str, stack: AsyncExitStack, notes: list[str], *, localhost_tcp: bool
+    settings: SandboxSettings,
+    kind: str,
+    stack: AsyncExitStack,
+    notes: list[str],
+    *,
+    localhost_tcp: bool,
+    graders: int,
 ) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]]]:
     """(launcher, maker of the directories of sandboxes' sockets)."""
-    sandboxes = settings.max_concurrent_sandboxes + settings.most_warm
+    sandboxes = settings.max_concurrent_sandboxes + settings.most_warm + graders
     if note := make_room(sandboxes):
         notes.append(note)
     run_id = secrets.token_hex(8)

@@ -2,17 +2,20 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from time import time
 
 from orchestrator.errors import RolloutError
+from orchestrator.grading.grade import grade
 from orchestrator.host.base import Provision
 from orchestrator.host.resources import Resources
-from orchestrator.launch.base import Sandbox
+from orchestrator.launch.base import Sandbox, StatefulSandbox
 from orchestrator.proxy.lease import Lease
 from orchestrator.rules.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
 from orchestrator.rules.waits import first_of, ran, standstill, stood_still
-from orchestrator.types import Attempt, Difference, Output, Record, RolloutPlan, SandboxExit
+from orchestrator.types import Attempt, Difference, Ended, Output, Record, RolloutPlan, SandboxExit
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +26,14 @@ _DEADLINE = object()
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
 
-async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provision = NO_MORE) -> Attempt:
+async def run_rollout(
+    plan: RolloutPlan,
+    resources: Resources,
+    provision: Provision = NO_MORE,
+    grading: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+) -> Attempt:
     """Carries out one plan. Raises RolloutError, and AuthenticationError to stop the run. The sandbox is gone
-    afterwards."""
+    afterwards. `grading`: entered while the state is graded that the agent left."""
     launched_at, loop = time(), asyncio.get_running_loop()
     launch_start = loop.time()
     async with resources.sandbox(plan.sandbox) as box:
@@ -77,7 +85,12 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
         )
         if lease.completions.fatal is not None:
             raise lease.completions.fatal
-    outcome, answer = decide(ending, record, program=plan.agent.kind == "program", awaited=awaited)
+        outcome, answer = decide(ending, record, program=plan.agent.kind == "program", awaited=awaited)
+        if plan.task.grader is not None and isinstance(outcome, Ended):
+            assert isinstance(box.sandbox, StatefulSandbox), "with a grader there is a root to write to"
+            async with grading():
+                graded = await grade(plan.task, plan.sandbox, resources.launcher, box.sandbox)
+            record = replace(record, grade=graded)
     return Attempt(plan, replace(record, answer=answer), outcome)
 
 

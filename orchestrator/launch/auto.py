@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError
-from orchestrator.launch.base import Launcher, Sandbox
+from orchestrator.launch.base import Command, CommandSandbox, Launcher, Sandbox, State
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.facts import engine_problem
 from orchestrator.launch.oci.machine import why_not_here
@@ -78,6 +78,13 @@ class BothLaunchers:
         """Raises LaunchError, DockerError, EnvironmentUnusable."""
         launcher, spec = self._for(spec)
         return launcher.launch(spec, channel)
+
+    def run(
+        self, spec: SandboxSpec, command: Command, state: State | None = None
+    ) -> AbstractAsyncContextManager[CommandSandbox]:
+        """Raises LaunchError."""
+        launcher, spec = self._for(spec)
+        return launcher.run(spec, command, state)
 
     async def aclose(self) -> None:
         """Idempotent."""

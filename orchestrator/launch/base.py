@@ -1,10 +1,14 @@
 """What every launcher offers: one sandbox per call, removed when its block is left."""
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from orchestrator.types import Confinement, Difference, SandboxExit, SandboxSpec
+
+NO_COMMANDS = "what an agent left is graded in a sandbox of the launcher oci: --env.launcher oci"
 
 
 class Sandbox(Protocol):
@@ -23,6 +27,70 @@ class Sandbox(Protocol):
     async def changes(self) -> Difference | None:
         """What was changed of its root, which nothing inside changes any more afterwards. None: it is read-only.
         Raises RolloutError, OSError."""
+
+
+@runtime_checkable
+class StatefulSandbox(Sandbox, Protocol):
+    """A sandbox that may write to its root. What it wrote is there until its block is left."""
+
+    async def end(self) -> None:
+        """Kills all that runs in it, and returns when nothing does. Idempotent. Raises SandboxLostError."""
+
+    def written(self) -> AbstractContextManager[int]:
+        """A descriptor of the folder with what it wrote, as overlayfs keeps it. Untrusted. Raises
+        SandboxLostError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is run in a sandbox without an agent.
+
+    `environment`: on top of the image's. `programs`: files that are made executable first. `layers`: absolute
+    paths of folders that are laid over everything, top first. `inputs`: arguments and standard input of each run;
+    none: it is run once, and nobody types. `timeout_s`: of each run.
+    """
+
+    argv: tuple[str, ...]
+    timeout_s: float
+    cwd: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    programs: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    inputs: tuple[tuple[tuple[str, ...], str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a sandbox has left of its root, as a layer of another one. It has ended, and stays until that other one
+    is removed.
+
+    `kept`: absolute paths, none of which lies in another one; None: all. `dropped`: a pattern of paths that are
+    not kept all the same, matched at their beginning; those of folders end with `/`. `merged`: a pattern of
+    folders that hide nothing of what lies below them. Empty: none.
+    """
+
+    sandbox: StatefulSandbox
+    kept: tuple[str, ...] | None = None
+    dropped: str = ""
+    merged: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEnd:
+    """How a command ended. `status`: its exit code, or minus the number of the signal that ended it; None: it did
+    not end in its time. `left`: how many processes it left running. `error`: why it could not be started."""
+
+    status: int | None
+    left: int
+    error: str
+    duration_s: float
+
+
+class CommandSandbox(StatefulSandbox, Protocol):
+    """A sandbox in which a command is run."""
+
+    async def command_end(self) -> CommandEnd:
+        """Waits for it. Raises SandboxLostError if the sandbox ended otherwise."""
 
 
 class Launcher(Protocol):
@@ -51,6 +119,13 @@ class Launcher(Protocol):
         On any exit of the block, cancellation included, the sandbox is removed.
         Raises LaunchError, DockerError; EnvironmentUnusable if it is not confined as it must be.
         """
+
+    def run(
+        self, spec: SandboxSpec, command: Command, state: State | None = None
+    ) -> AbstractAsyncContextManager[CommandSandbox]:
+        """A sandbox without an agent and without a channel, sealed as any other, in which the command is run. With
+        a `state` it has the place of that sandbox among those that there may be. On any exit of the block it is
+        removed. Raises LaunchError."""
 
     async def aclose(self) -> None:
         """Closes clients and ends threads. Idempotent."""

@@ -5,11 +5,12 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from orchestrator.errors import RolloutError
+from orchestrator.errors import LaunchError, RolloutError
+from orchestrator.launch.base import NO_COMMANDS, Command, CommandSandbox, State
 from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.contents import PROGRAM
 from orchestrator.launch.cpu_clock import CpuClock
@@ -137,6 +138,12 @@ class ContainerLauncher(ABC, Generic[S]):
                 yield sandbox
             finally:
                 await uninterrupted(self._remove(sandbox))
+
+    def run(
+        self, spec: SandboxSpec, command: Command, state: State | None = None
+    ) -> AbstractAsyncContextManager[CommandSandbox]:
+        """Raises LaunchError: this launcher's sandboxes leave no state."""
+        raise LaunchError(NO_COMMANDS)
 
     async def aclose(self) -> None:
         """Tries again to remove what could not be removed; ends threads and processes. Idempotent."""

@@ -43,9 +43,14 @@ class Contents:
     @property
     def command(self) -> tuple[str, ...]:
         """What is started as pid 1, but for the arguments that `hardening` adds."""
-        environment = {"PATH": _USUAL_PATH, **self.environment}
-        given = (f"{name}={value}" for name, value in environment.items() if name not in WITHHELD)
+        given = (f"{name}={value}" for name, value in self.for_programs.items())
         return (*self.program, *(text for entry in given for text in ("--env", entry)))
+
+    @property
+    def for_programs(self) -> dict[str, str]:
+        """The variables of the image's programs."""
+        environment = {"PATH": _USUAL_PATH, **self.environment}
+        return {name: value for name, value in environment.items() if name not in WITHHELD}
 
 
 def image_environment(image: str, entries: Iterable[str]) -> dict[str, str]:

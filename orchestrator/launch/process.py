@@ -13,11 +13,12 @@ import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError
+from orchestrator.launch.base import NO_COMMANDS, Command, CommandSandbox, State
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.hardening import preload_arguments
 from orchestrator.launch.image.context import context_root
@@ -146,6 +147,12 @@ class ProcessLauncher:
                 yield sandbox
             finally:
                 await uninterrupted(sandbox.remove())
+
+    def run(
+        self, spec: SandboxSpec, command: Command, state: State | None = None
+    ) -> AbstractAsyncContextManager[CommandSandbox]:
+        """Raises LaunchError."""
+        raise LaunchError(NO_COMMANDS)
 
     async def aclose(self) -> None:
         """Does nothing: there is nothing to close but the sandboxes."""

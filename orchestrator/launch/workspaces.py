@@ -5,8 +5,8 @@ drafts/          what becomes one
 lock             shared by the runs that use any
 
 A data set may be anybody's: nothing gets outside of a layer, whatever its names and links say, and sizes are
-bounded. Everybody in the sandbox may write the files, whoever the agent is. Their times are fixed: rollouts print
-the same.
+bounded. Everybody in the sandbox may write the files of a workspace, whoever the agent is. Their times are fixed:
+rollouts print the same.
 """
 
 import errno
@@ -39,7 +39,7 @@ _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODES = {"/tmp": 0o1777, "/var/tmp": 0o1777, "/root": 0o700}  # noqa: S108
 _RESERVED = ("/proc", "/sys", "/dev", "/run/channel", "/attachments", "/opt/sandbox")  # something is mounted there
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)
-_VERSION = b"1"  # of what the digest says
+_VERSION, _VERSION_READ_ONLY = b"1", b"1r"  # of what the digest says
 
 
 class WorkspaceError(Exception):
@@ -53,19 +53,20 @@ class Workspaces:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self.folder = folder or Path(base) / "rollout-orchestrator" / "workspaces"
         self._lock: IO[bytes] | None = None
-        self._layers: dict[tuple[Path, str], Path] = {}  # a run takes each as it was at first
+        self._layers: dict[tuple[Path, str, bool], Path] = {}  # a run takes each as it was at first
 
-    def layer(self, source: Path, cwd: str) -> Path:
-        """The layer with this folder or archive at `cwd`; nobody removes it until `close`. Raises WorkspaceError,
-        EnvironmentUnusable."""
+    def layer(self, source: Path, cwd: str, *, writable: bool = True) -> Path:
+        """The layer with this folder or archive at `cwd`; nobody removes it until `close`. `writable`: for every
+        user, not for root alone. Raises WorkspaceError, EnvironmentUnusable."""
         way = _way(cwd)
         if not way or any(cwd == place or cwd.startswith(f"{place}/") for place in _RESERVED):
             raise WorkspaceError(f"nothing can be laid at {cwd}: set `cwd`")
-        if (source, cwd) not in self._layers:
+        key = (source, cwd, writable)
+        if key not in self._layers:
             with self._room():
                 self._hold()
-                self._layers[source, cwd] = self._made(source, way)
-        return self._layers[source, cwd]
+                self._layers[key] = self._made(source, way, 0o777 if writable else 0o755)
+        return self._layers[key]
 
     def close(self) -> None:
         """Its layers may be removed. Idempotent."""
@@ -90,9 +91,10 @@ class Workspaces:
 
     # ------------------------------------------------------------ one layer
 
-    def _made(self, source: Path, way: Sequence[str]) -> Path:
+    def _made(self, source: Path, way: Sequence[str], most: int) -> Path:
         with _reading(source):
-            digest = hashlib.sha256(b"\0".join((_VERSION, *map(os.fsencode, way), b"")))
+            version = _VERSION if most == 0o777 else _VERSION_READ_ONLY
+            digest = hashlib.sha256(b"\0".join((version, *map(os.fsencode, way), b"")))
             _feed(source, digest)
         place = self.folder / "layers" / digest.hexdigest()
         if place.exists():
@@ -105,8 +107,8 @@ class Workspaces:
             root.mkdir()
             with _reading(source), Tree(root) as tree:
                 tree.change(OPEN)
-                _make_way(tree, way)
-                _unpack(source, draft / "content.tar", _Target(tree, way))
+                _make_way(tree, way, most)
+                _unpack(source, draft / "content.tar", _Target(tree, way, most))
             _date(root)
             place.parent.mkdir(exist_ok=True)
             try:
@@ -138,8 +140,8 @@ class Workspaces:
 class _Target:
     """The working directory in a layer, and what may still be written there."""
 
-    def __init__(self, tree: Tree, way: Sequence[str]) -> None:
-        self._tree = tree
+    def __init__(self, tree: Tree, way: Sequence[str], most: int) -> None:
+        self._tree, self._most = tree, most  # the latter: permissions that anything may have
         self._top = list(way)
         self._bytes, self._files = MAX_BYTES, MAX_FILES
 
@@ -159,7 +161,7 @@ class _Target:
             return
         self._tree.enter([*self._top, *way[:-1]], links=False)
         mode = mode & 0o100 | (0o600 if content is not None else 0o700)
-        mode |= mode >> 3 | mode >> 6
+        mode = (mode | mode >> 3 | mode >> 6) & self._most
         if content is None and link is None:
             if self._tree.kind(way[-1])[0] not in (0, stat.S_IFDIR):
                 raise Outside("it is there twice")
@@ -296,11 +298,11 @@ def _way(name: str) -> list[str]:
     return way
 
 
-def _make_way(tree: Tree, way: Sequence[str]) -> None:
-    """The folders down to the working directory; everybody may write into that one."""
+def _make_way(tree: Tree, way: Sequence[str], mode: int) -> None:
+    """The folders down to the working directory, which has this mode."""
     for depth in range(1, len(way) + 1):
         tree.enter(way[:depth], links=False)
-        tree.change(0o777 if depth == len(way) else _MODES.get("/" + "/".join(way[:depth]), OPEN))
+        tree.change(mode if depth == len(way) else _MODES.get("/" + "/".join(way[:depth]), OPEN))
 
 
 def _date(root: Path) -> None:

@@ -30,6 +30,7 @@ from orchestrator.types import (
     EndedName,
     Failed,
     FailedName,
+    Grade,
     Limits,
     ManagedAgent,
     Member,
@@ -62,6 +63,7 @@ _OF_MEMBER = ("token_source", "segment")
 _SPARSE = ("group_size", "untrained_share")  # missing: not known
 _SPECS = ("sampling", "agent", "sandbox", "limits")  # of the plan, below `plan`
 _OF_RECORD = ("answer", "started_at", "launch_s", "duration_s", "waiting_s", "cpu_s", "notes")
+_WHERE_KNOWN = ("changes", "grade")
 _TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
 _TURN = [f.name for f in fields(Turn) if f.name not in ("messages", "completion", "tools")]
 _RENAMED = {"tokens_T": "token_ids", "logprobs_T": "logprobs", "spans": "policy_spans"}
@@ -196,6 +198,7 @@ class AttemptLine(HeadLine):
     steps: tuple[Step, ...]
     output: NotRequired[OutputLine | None]
     changes: NotRequired[Difference | None]
+    grade: NotRequired[Grade | None]
     notes: tuple[str, ...]
     unused_fields: NotRequired[tuple[str, ...]]
     refused_requests: NotRequired[tuple[str, ...]]
@@ -342,7 +345,7 @@ def recorded_line(attempt: RecordedAttempt) -> dict[str, Any]:
         "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
         "output": _output_line(record.output) if record.output else None,
-        **({} if record.changes is None else {"changes": asdict(record.changes)}),
+        **{name: asdict(value) for name in _WHERE_KNOWN if (value := getattr(record, name)) is not None},
         "unused_fields": list(record.requests.unused_fields),
         "refused_requests": list(record.requests.refusals),
     }
@@ -361,7 +364,7 @@ def read_attempt(text: bytes) -> RecordedAttempt:
     ungraded, name, reason = line.get("ungraded"), line["outcome"], line["reason"]
     _demand_plan(line["plan"])
     record = Record(
-        **_present(line, (*_OF_RECORD, "tool_calls", "steps", "changes")),
+        **_present(line, (*_OF_RECORD, "tool_calls", "steps", *_WHERE_KNOWN)),
         turns=tuple(_turns(line["completions"], line.get("tools", ()))),
         sandbox_id=line["sandbox"]["id"],
         exit=line["sandbox"]["exit"],

@@ -16,6 +16,7 @@ from orchestrator.rules.plugins import PREFIX
 from orchestrator.rules.redact import Secret
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import ControlledScorer
+from orchestrator.scorers.grader import GRADER, GraderScorer
 from orchestrator.scorers.judge import JudgeScorer
 from orchestrator.scorers.processes import GradingProcesses
 from orchestrator.scorers.strategies import StrategyScorer
@@ -41,6 +42,9 @@ async def open_scorer(
     `meanwhile`: where it goes on; None: it is over when this returns.
     """
     strategy = settings.scoring_strategy
+    if strategy == GRADER:
+        graded = GraderScorer(settings.reward_key)
+        return _LoggedScorer(graded, GRADER) if settings.debug_scoring else graded
     if strategy.startswith(PREFIX):
         return await _controlled(strategy, settings, stack)
     ours = "correctness" if strategy == JUDGE else strategy

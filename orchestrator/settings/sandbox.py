@@ -38,6 +38,13 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "sandboxes kept ready on top; auto: up to a quarter of max_concurrent_sandboxes",
         unset=AUTO,
     )
+    grading_sandboxes: int | None = row(
+        None,
+        Integer(0, 10_000),
+        "sandboxes on top that grade what rollouts left; 0: each is graded in its rollout's own slot; auto: a "
+        "quarter of max_concurrent_sandboxes with scoring_strategy grader, else 0",
+        unset=AUTO,
+    )
     launcher: Literal["auto", "docker", "oci", "process"] = row(
         "auto",
         Choice(("auto", "docker", "oci", "process")),

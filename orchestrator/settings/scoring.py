@@ -12,7 +12,7 @@ from orchestrator.settings.kinds import MAX_TOKENS, OBJECT, URL, Flag, Integer, 
 from orchestrator.settings.row import RUNS, Resume, row
 from orchestrator.settings.section import Settings
 
-_SCORING = re.compile(rf"basic|correctness|combined|judge|python:{OBJECT}")
+_SCORING = re.compile(rf"basic|correctness|combined|judge|grader|python:{OBJECT}")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -23,12 +23,19 @@ class ScoringSettings(Settings, group="Scoring", resume=Resume.DATA, commands=(*
         "correctness",
         forms(
             *("STRATEGY", _SCORING.fullmatch),
-            *("basic", "correctness", "combined", "judge", "python:MODULE:SCORER"),
+            *("basic", "correctness", "combined", "judge", "grader", "python:MODULE:SCORER"),
         ),
         "how answers are scored; correctness: 1 for the right answer, else 0",
         resume=Resume.CODE,
         from_run=("demo", "replay", "rescore"),
         first_run=RUNS,
+    )
+    reward_key: str | None = row(
+        None,
+        Text("a name", "NAME"),
+        "with `grader`: which of the grader's rewards is the score; the others are parts of it",
+        unset="none: `reward`, or the only one",
+        from_run=("replay", "rescore"),
     )
     combined_weights: Mapping[str, float] | None = row(
         None,

@@ -60,6 +60,13 @@ class EnvSettings(
         """A program finds its completions at a port of its sandbox's loopback device."""
         return self.allow_localhost_tcp or self.program is not None
 
+    @property
+    def most_grading(self) -> int:
+        """How many sandboxes may grade in addition to those that rollouts have."""
+        if self.grading_sandboxes is not None:
+            return self.grading_sandboxes
+        return -(-self.max_concurrent_sandboxes // 4) if self.scoring_strategy == "grader" else 0
+
     def for_evaluation(self) -> Self:
         """The settings of an evaluation: a group is the task's samples, at the evaluation's temperature, and a
         sample that broke is not replaced by another draw. Nothing is too old or too equal to be counted. The

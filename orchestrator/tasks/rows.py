@@ -15,6 +15,7 @@ from orchestrator.scorers.base import NEEDS_NO_ANSWER, ROW_SCORERS
 from orchestrator.tasks.attachments import attach
 from orchestrator.tasks.base import NONE, BadRow, Columns, renamed
 from orchestrator.tasks.cells import FOREIGN, cell_text, kind_of, plain, storable
+from orchestrator.tasks.graders import grader_of
 from orchestrator.tasks.pointers import pointer_in
 from orchestrator.tasks.surroundings import surroundings
 from orchestrator.types import Attachment, BadTask, Task
@@ -50,7 +51,8 @@ def make_task(
         question = _question(row)
         task_id = _task_id(row, place, question)
         scorer, metadata = _scorer(row), _metadata(row)
-        answer, *others = _answers(row, scorer, metadata)
+        grader = grader_of(_mapping(row, "grader"), lambda what, name: _beside(what, name, root))
+        answer, *others = _answers(row, scorer, metadata, is_graded=grader is not None)
         return Task(
             task_id=task_id,
             question=question,
@@ -66,6 +68,7 @@ def make_task(
             workspace=_workspace(row, root),
             **surroundings(row),
             dockerfile=_dockerfile(row, root),
+            grader=grader,
         )
     except BadRow as error:
         if isinstance(row, Mapping) and task_id == place:
@@ -142,9 +145,13 @@ def _scorer(row: Mapping[Any, Any]) -> str | None:
     return value  # type: ignore[no-any-return]  # None or a member of ROW_SCORERS
 
 
-def _answers(row: Mapping[Any, Any], scorer: str | None, metadata: Mapping[str, Any]) -> list[str | None]:
-    """The answer, and others that are as right."""
+def _answers(
+    row: Mapping[Any, Any], scorer: str | None, metadata: Mapping[str, Any], *, is_graded: bool
+) -> list[str | None]:
+    """The answer, and others that are as right. `is_graded`: a grader says what is right."""
     value = _first(row, "answer", "Final answer")
+    if value is None and is_graded:
+        return [None]
     if scorer in NEEDS_NO_ANSWER:
         absent = [key for key in NEEDS_NO_ANSWER[scorer] if key not in metadata]
         if absent:

@@ -25,14 +25,24 @@ _OURS = re.compile(r"(OPENAI|ANTHROPIC|LD)_.*|ANSWER_FILE|PYTHONHOME|GLIBC_TUNAB
 
 def surroundings(row: Mapping[Any, Any]) -> dict[str, Any]:
     """`root`, `cwd`, `user` and `environment` of a Task. The row's column of the last is `env`."""
-    root, cwd, user = _text(row, "root"), _text(row, "cwd"), _text(row, "user")
+    root = _text(row, "root")
     if root is not None and root not in _ROOTS:
         raise BadRow(f"root {ascii(root)[:60]} is unknown; valid are {', '.join(_ROOTS)}")
-    if cwd is not None:
-        cwd = _path(cwd)
+    return {"root": root, "cwd": cwd_of(row), "user": user_of(row), "environment": environment_of(row)}
+
+
+def cwd_of(row: Mapping[Any, Any]) -> str | None:
+    """The working directory; None: it does not say it."""
+    cwd = _text(row, "cwd")
+    return None if cwd is None else absolute(cwd, "cwd")
+
+
+def user_of(row: Mapping[Any, Any]) -> str | None:
+    """As of a SandboxSpec; None: it does not say it."""
+    user = _text(row, "user")
     if user is not None and not (_USER.fullmatch(user) and _fits(user)):
         raise BadRow(f"user {ascii(user)[:60]} is no name and no UID[:GID] of at most {_MAX_ID}")
-    return {"root": root, "cwd": cwd, "user": user, "environment": _environment(row)}
+    return user
 
 
 def _text(row: Mapping[Any, Any], name: str) -> str | None:
@@ -40,10 +50,11 @@ def _text(row: Mapping[Any, Any], name: str) -> str | None:
     return cell_text(value, name, MAX_PATH_BYTES) or None if value is not None else None
 
 
-def _path(cwd: str) -> str:
-    parts = [part for part in cwd.split("/") if part not in ("", ".")]
-    if not cwd.startswith("/") or ".." in parts or "\0" in cwd:
-        raise BadRow(f"cwd {ascii(cwd)[:60]} must be an absolute path in the sandbox, without `..`")
+def absolute(path: str, what: str) -> str:
+    """The path, in its simplest form."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not path.startswith("/") or ".." in parts or "\0" in path:
+        raise BadRow(f"{what} {ascii(path)[:60]} must be an absolute path in the sandbox, without `..`")
     return "/" + "/".join(parts)
 
 
@@ -51,7 +62,8 @@ def _fits(user: str) -> bool:
     return all(not number.isdecimal() or int(number) <= _MAX_ID for number in user.split(":"))
 
 
-def _environment(row: Mapping[Any, Any]) -> dict[str, str]:
+def environment_of(row: Mapping[Any, Any]) -> dict[str, str]:
+    """The variables of its column `env`."""
     value = row.get("env")
     if value is None or value == "":
         return {}

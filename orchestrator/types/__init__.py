@@ -3,7 +3,17 @@
 from orchestrator.types.completions import Completion, CompletionKind, PolicySpan, ServerType, Turn
 from orchestrator.types.confinement import Confinement, Mount, SandboxExit
 from orchestrator.types.differences import Change, ChangeKind, Difference, LeftOut
-from orchestrator.types.grading import Case, Collect, Grade, Grader, GraderKind, Scope, TestOutcome, TestResult
+from orchestrator.types.grading import (
+    Case,
+    Checked,
+    Collect,
+    Grade,
+    Grader,
+    GraderKind,
+    Scope,
+    TestOutcome,
+    TestResult,
+)
 from orchestrator.types.groups import Group, Member, Score, TokenSource, Trajectory, is_solved
 from orchestrator.types.messages import (
     Call,
@@ -57,6 +67,7 @@ __all__ = [
     "Case",
     "Change",
     "ChangeKind",
+    "Checked",
     "Collect",
     "Completion",
     "CompletionKind",

@@ -31,6 +31,23 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """What was seen when the task's own solution was graded, and the untouched image.
+
+    `scope`: folders, as absolute paths, in which the solution leaves its own; None: not known. `takeovers`: files
+    among these that could take the tests over, as /etc/profile. `source`: where its rewards are, as of a `Grade`;
+    empty: it gets none. `duration_s`: the longest of its grades. `layer`: absolute path of a folder that lies over
+    the agent's state: what the tests had fetched when they could.
+    """
+
+    scope: tuple[str, ...] | None = None
+    takeovers: tuple[str, ...] = ()
+    source: str = ""
+    duration_s: float | None = None
+    layer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Grader:
     """What grades a task's end state, in a sandbox of its own. Nothing of it reaches the agent's sandbox.
 
@@ -38,7 +55,8 @@ class Grader:
     image has them), and at /solution where the task's own solution is tried. `command`: of `command`, what is run;
     of `io`, the agent's program. `image`, `dockerfile`: of a grader that has one of its own; None: the task's.
     `declared`: absolute paths of the agent's state that are graded, without others; None: the task does not say
-    it. `user`, `cwd`, `environment`: of its processes; None: the task's; an empty `cwd`: its image's.
+    it. `user`, `cwd`, `environment`: of its processes; None: the task's; an empty `cwd`: its image's. `checked`:
+    what is known of it; None: nothing.
     """
 
     kind: GraderKind
@@ -55,6 +73,7 @@ class Grader:
     environment: Mapping[str, str] = field(default_factory=dict)
     solution: str | None = None
     solution_environment: Mapping[str, str] = field(default_factory=dict)
+    checked: Checked | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +92,9 @@ class Grade:
     """What a grader found. `rewards`: by name; a task with one calls it `reward`. `fault`: why there is none,
     which is not the policy's doing; empty: there is one.
 
-    `source`: the name of the file that the rewards were read from, or `exit`, or `cases`. `kept`: the paths of the
-    agent's state that were graded. `flags`: what a reader should know, such as processes that were left running.
+    `source`: the name of the file that the rewards were read from, or `exit`, or `cases`; empty: there are none,
+    and if there is no fault, all rewards are 0 by the policy's own doing. `kept`: the paths of the agent's state
+    that were graded. `flags`: what a reader should know, such as processes that were left running.
     `stdout`, `stderr`: their ends, bounded. Times in seconds.
     """
 

@@ -13,7 +13,7 @@ _SECCOMP_MODE_FILTER = 2
 _SETNS = {"x86_64": 308, "aarch64": 268}
 _LOAD_NUMBER, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_RET|BPF_K
 _ALLOW, _EPERM = 0x7FFF0000, 0x00050001
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Program(ctypes.Structure):
@@ -28,5 +28,5 @@ def refuse_namespaces() -> None:
     setns = _SETNS[os.uname().machine]
     steps = ((_LOAD_NUMBER, 0, 0, 0), (_EQUAL, 0, 1, setns), (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW))
     code = b"".join(struct.pack("=HBBI", *step) for step in steps)
-    if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Program(len(steps), code)), 0, 0) != 0:
+    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Program(len(steps), code)), 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_SECCOMP)")

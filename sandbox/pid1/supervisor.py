@@ -21,7 +21,7 @@ from typing import NoReturn
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
-from sandbox.pid1 import identity
+from sandbox.pid1 import identity, users
 from sandbox.pid1.confinement import confinement, cpu_millis
 from sandbox.pid1.outbox import write_output
 from sandbox.pid1.worker_setup import clean_process, place_pipes
@@ -270,7 +270,7 @@ class Supervisor:
         after a while another is tried."""
         killer = os.fork()
         if killer == 0:
-            identity.kill_everything_of_worker(identities)
+            users.kill_everything_of(identities.worker_uid, identities.channel_gid)
         self._killers.add(killer)
         deadline = time.monotonic() + _KILLER_LIMIT_S
         while killer in self._killers and time.monotonic() < deadline:

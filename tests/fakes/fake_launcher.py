@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.launch.base import NO_COMMANDS, Command, CommandSandbox, State
 from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.hardening import demand
 from orchestrator.launch.names import ATTACHMENTS_DIR, CHANNEL_FOLDER, RUNTIME_MOUNT, SOCKET_NAME, WORKSPACE_DIR
@@ -162,6 +163,11 @@ class FakeLauncher:
                 yield sandbox
             finally:
                 await uninterrupted(self._remove(sandbox))
+
+    def run(
+        self, spec: SandboxSpec, command: Command, state: State | None = None
+    ) -> AbstractAsyncContextManager[CommandSandbox]:
+        raise LaunchError(NO_COMMANDS)
 
     async def aclose(self) -> None:
         self.closed = True

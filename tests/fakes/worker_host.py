@@ -21,7 +21,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.launch.channels import tether
 from sandbox.control import RunnerEnd
-from sandbox.pid1 import identity
+from sandbox.pid1 import users
 from sandbox.pid1.supervisor import Supervisor
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.types import Box, Identities
@@ -72,21 +72,21 @@ def _hand_over(box: Box, control: RunnerEnd, confinement: pb.Confinement) -> int
 
 def _delay_first_killer(late_s: float, mark: Path) -> None:
     """The first killer waits before it kills, as on a crowded machine."""
-    kill = identity.kill_everything_of_worker
+    kill = users.kill_everything_of
 
-    def delayed(identities: Identities) -> None:
+    def delayed(worker_uid: int, channel_gid: int) -> None:
         with suppress(FileExistsError):
             mark.touch(exist_ok=False)
             time.sleep(late_s)
-        kill(identities)
+        kill(worker_uid, channel_gid)
 
-    identity.kill_everything_of_worker = delayed
+    users.kill_everything_of = delayed
 
 
 if __name__ == "__main__":
     place, channel = Path(sys.argv[2]), Path(sys.argv[3])
-    users = None
+    identities = None
     if sys.argv[4:]:
-        users = Identities(runner_uid=OWN_UID, worker_uid=OWN_UID + 1, channel_gid=OWN_UID + 2)
+        identities = Identities(runner_uid=OWN_UID, worker_uid=OWN_UID + 1, channel_gid=OWN_UID + 2)
         _delay_first_killer(float(sys.argv[4]), channel / "first-killer")
-    sys.exit(Supervisor(Box(channel, place, place, users, 100), _hand_over).run())
+    sys.exit(Supervisor(Box(channel, place, place, identities, 100), _hand_over).run())

@@ -41,6 +41,7 @@ MAY_SEE = {
     "terminal": {"run"},
     "report": {"completion", "run"},
     "demo": {"tasks"},
+    "grading": {"launch"},
     "forward": {"completion", "local_model", "run", "terminal"},
 }
 FROM_OUTSIDE = {  # what lies on disk, and what an agent is equipped with, is read by rooms that write neither

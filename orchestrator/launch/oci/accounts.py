@@ -29,6 +29,12 @@ def account(user: str, folders: Sequence[Path]) -> tuple[int, int]:
     return uid, gid
 
 
+def home(uid: int, folders: Sequence[Path]) -> str:
+    """The home of a user, by its number. `folders`: as above. Blocks."""
+    accounts = (line for line in _lines("passwd", folders) if len(line) > 5 and line[2] == str(uid))
+    return next((line[5] for line in accounts if line[5].startswith("/")), "/" if uid else "/root")
+
+
 def _number(text: str) -> int | None:
     """None: it is none of a sandbox's."""
     return int(text) if text.isdecimal() and len(text) < 6 and int(text) < RANGE_IDS else None

@@ -8,7 +8,8 @@ ends in any way, the socket closes and all containers are removed.
 It talks JSON, a line each, over the socket at descriptor 0:
 
     → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
-      with "root" and "agent", if it is to write to its root: as in `mounts`
+      with "root" and "agent", if it is to write to its root: as in `mounts`; and with "state", if one of its
+      layers, at the place "at", is what the container "of", which has ended, wrote to its own: as in `state`
     → {"call": 2, "kill": NAME}                        ← {"call": 2}, and when it has ended, the last line below
     → {"call": 3, "remove": NAME}                      ← {"call": 3, "existed": true} or {"call": 3, "error": TEXT}
                                                        ← {"ended": NAME, "status": WAIT_STATUS, "said": TEXT}
@@ -178,8 +179,23 @@ class Keeper:
             mounts.leave_mounts()
             self._has_mounts = True
         with mounts.user_namespace(mounts.AgentNamespace(**request["agent"])) as namespace:
-            mounts.make_root(bundle, mounts.WritableRoot(**request["root"]), namespace)
+            root = mounts.WritableRoot(**request["root"])
+            if "state" in request:
+                root = self._with_state(root, **request["state"])
+            mounts.make_root(bundle, root, namespace)
             return os.dup(namespace)
+
+    def _with_state(self, root: Any, of: str, at: int, **scope: Any) -> Any:
+        """The root, with what the container `of` wrote to its own as a layer. Raises OSError."""
+        from orchestrator.launch.oci import mounts, state
+
+        source = self._containers.get(of)
+        if source is None or source.starting or source.pid or not source.root:
+            raise OSError(0, f"{of} is not there, or has not ended")
+        mounts.release_root(source.root)
+        owner, shift = root.owner, root.owner if root.shifted else 0
+        layer = state.state_in_scope(source.root, state.StateScope(**scope), root.lowers[at:], owner, shift)
+        return root._replace(lowers=[*root.lowers[:at], layer, *root.lowers[at:]], own=at)
 
     def _started(self, call: int, name: str, pid_file: str, status: int, output: _Output) -> None:
         container = self._containers[name]

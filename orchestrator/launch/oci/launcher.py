@@ -11,20 +11,23 @@ import os
 import secrets
 import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable, LaunchError, RolloutError
+from orchestrator.launch.base import Command, State
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.container import ContainerLauncher
 from orchestrator.launch.contents import PYTHON, Contents, image_environment
 from orchestrator.launch.control_groups import path_beside_ours
 from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden, writable_places
 from orchestrator.launch.names import is_gvisor, is_path
-from orchestrator.launch.oci.accounts import account
+from orchestrator.launch.oci.accounts import account, home
 from orchestrator.launch.oci.bundle import bundle
+from orchestrator.launch.oci.commands import command_arguments, request
 from orchestrator.launch.oci.leftovers import remember, remove_containers, runtime_command
 from orchestrator.launch.oci.machine import (
     advice,
@@ -121,6 +124,26 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     def _sandbox(self, uids: UidPair) -> OciSandbox:
         return OciSandbox(uids, self._kill)
 
+    @asynccontextmanager
+    async def run(
+        self, spec: SandboxSpec, command: Command, state: State | None = None
+    ) -> AsyncIterator[OciSandbox]:
+        """Raises LaunchError; EnvironmentUnusable when it is not confined as it must be."""
+        host = None if state is None else state.sandbox
+        assert host is None or isinstance(host, OciSandbox)
+        async with self._slots if host is None else nullcontext():
+            await self._open()
+            uids = self._uids.take() if host is None else host.uids
+            sandbox = OciSandbox(uids, self._kill, is_guest=host is not None)
+            self._live[sandbox.name] = sandbox
+            with ExitStack() as stack:
+                try:
+                    async with self._starting:
+                        await self._start_command(sandbox, spec, command, state, stack)
+                    yield sandbox
+                finally:
+                    await uninterrupted(self._remove(sandbox))
+
     async def _close(self) -> None:
         if self._runtime is not None:
             await self._runtime.aclose()
@@ -136,15 +159,54 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     # ------------------------------------------------------------ one container
 
     async def _start(self, sandbox: OciSandbox, spec: SandboxSpec, hardening: Hardening) -> None:
-        try:
-            image = await self._image(spec.image)
-            user = await self._agent_user(spec, image)
-        except EnvironmentUnusable as error:  # of a task's own image, that `check_image` had no word of
-            raise LaunchError(str(error)) from error
+        image, user = await self._image_and_user(spec)
         if user is not None:
             hardening = replace(hardening, arguments=(*hardening.arguments, *agent_arguments(*user)))
+        await self._open()
+        contents = self._contents[image.digest]
+        more = self._write_bundle(sandbox.name, image, contents, spec, hardening, sandbox.uids)
+        await self._start_bundle(sandbox, image, spec, hardening, more)
+
+    async def _start_command(
+        self, sandbox: OciSandbox, spec: SandboxSpec, command: Command, state: State | None, stack: ExitStack
+    ) -> None:
+        """`stack` ends the sandbox."""
+        image, user = await self._image_and_user(spec)
+        if user is None:
+            raise LaunchError("a command is run in a sandbox with a writable root")
+        folder, contents = self._folder(sandbox.name), self._contents[image.digest]
+        hardening = harden(spec, sandbox.uids, folder / "request", allow_localhost_tcp=self._allow_localhost_tcp)
+        more = root_request(spec, image, hardening, sandbox.uids, self._users, command.layers, state)
+        where = await asyncio.to_thread(home, user[0], [*map(Path, spec.layers), image.root])
+        environment = {**contents.for_programs, **command.environment, "HOME": where, "PWD": command.cwd}
+        config = self._config(sandbox.name, folder / MERGED, contents, hardening)
+        config["process"]["args"] = command_arguments(command, hardening, sandbox.uids, user)
+        try:
+            _write_config(folder, config)
+            go = stack.enter_context(request(folder / "request", command, environment))
+        except OSError as error:
+            raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
+        await self._start_bundle(sandbox, image, spec, hardening, more)
+        os.write(go, b"x")
+
+    async def _image_and_user(self, spec: SandboxSpec) -> tuple[StoredImage, tuple[int, int] | None]:
+        """Raises LaunchError."""
+        try:
+            image = await self._image(spec.image)
+            return image, await self._agent_user(spec, image)
+        except EnvironmentUnusable as error:  # a task's own image: the others go on
+            raise LaunchError(str(error)) from error
+
+    async def _start_bundle(
+        self,
+        sandbox: OciSandbox,
+        image: StoredImage,
+        spec: SandboxSpec,
+        hardening: Hardening,
+        more: dict[str, Any],
+    ) -> None:
+        """`more`: what the keeper must know of a writable root."""
         runtime = await self._open()
-        more = self._write_bundle(sandbox.name, image, self._contents[image.digest], spec, hardening, sandbox.uids)
         begun_s = asyncio.get_running_loop().time()
         pid = await runtime.start(sandbox.name, self._folder(sandbox.name), more)
         clock = sandbox.runs(pid, begun_s)
@@ -171,7 +233,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     async def _remove(self, sandbox: OciSandbox) -> None:
         """The removal is tried again in `aclose`, and is then left to the reaper."""
         del self._live[sandbox.name]
-        if await self._try_removal(sandbox.name):
+        if await self._try_removal(sandbox.name) and not sandbox.is_guest:
             self._uids.release(sandbox.uids)
 
     async def _try_removal(self, name: str) -> bool:
@@ -232,13 +294,14 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         if demands.root is not None:
             more = root_request(spec, image, demands, uids, self._users)
             root = folder / MERGED
-        config = bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
         try:
-            folder.mkdir()
-            (folder / "config.json").write_text(json.dumps(config))
+            _write_config(folder, self._config(name, root, contents, demands))
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
         return more
+
+    def _config(self, name: str, root: Path, contents: Contents, demands: Hardening) -> dict[str, Any]:
+        return bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
 
     def _find(self, name: str) -> StoredImage | None:
         """In the store, or unpacked into it if `name` is the path of an image. Blocks."""
@@ -259,6 +322,12 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             self._using.enter_context(self._store.using(image))
             self._images[name] = image
         return self._images[name]
+
+
+def _write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Raises OSError."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def _make_directory(run_id: str, program: str) -> Path:

@@ -36,7 +36,7 @@ _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 class WritableRoot(NamedTuple):
     """`lowers`: folders, top first. `on_disk`: what is written goes to a file of FOLDER's disk. `owner`: the id,
     outside of the agent's namespace, that owns the root folder. `shifted`: `lowers` are to be shown with the ids
-    of the agent's namespace."""
+    of the agent's namespace, but for number `own`, which has them; -1: none has."""
 
     lowers: Sequence[str]
     size_bytes: int
@@ -44,6 +44,7 @@ class WritableRoot(NamedTuple):
     on_disk: bool
     owner: int
     shifted: bool
+    own: int = -1
 
 
 class AgentNamespace(NamedTuple):
@@ -121,7 +122,9 @@ def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
     os.mkdir(os.path.join(written, "work"))
     # Mounted in any case: the sandbox can read where the folders are that the overlay is made of.
     lowers = [
-        _lower(lower, os.path.join(folder, str(number)), namespace if root.shifted else None)
+        _lower(
+            lower, os.path.join(folder, str(number)), namespace if root.shifted and number != root.own else None
+        )
         for number, lower in enumerate(root.lowers)
     ]
     places = [f"lowerdir={':'.join(map(_escaped, lowers))}", f"upperdir={_escaped(upper)}"]
@@ -130,6 +133,11 @@ def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
     _mount("overlay", os.path.join(folder, MERGED), "overlay", _MS_NOSUID | _MS_NODEV, ",".join((*places, *own)))
     for lower in lowers:  # the overlay has them by itself
         _libc.umount2(os.fsencode(lower), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+
+
+def release_root(folder: str) -> None:
+    """Nobody sees the root any more; what was written to it stays. Idempotent."""
+    _libc.umount2(os.fsencode(os.path.join(folder, MERGED)), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 
 
 def show_written(folder: str) -> None:

@@ -8,10 +8,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.errors import SandboxLostError
+from orchestrator.launch.base import CommandEnd
 from orchestrator.launch.container import ContainerSandbox, exit_of
 from orchestrator.launch.control_groups import control_groups, group_files
 from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS, walk
+from orchestrator.launch.oci.commands import command_end
 from orchestrator.launch.uids import UidPair
 from orchestrator.types import Difference, SandboxExit
 
@@ -21,8 +23,9 @@ _BY_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class OciSandbox(ContainerSandbox):
     """A `Sandbox`. The launcher reports that it runs, and how it ended."""
 
-    def __init__(self, uids: UidPair, kill: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, uids: UidPair, kill: Callable[[str], Awaitable[None]], *, is_guest: bool = False) -> None:
         super().__init__(uids)
+        self.is_guest = is_guest  # it has the uids of another one, which keeps them
         self._kill = kill  # gets the name
         self.pid = 0  # of its pid 1, here
         self.last_words = ""  # the end of what it printed; known when it has ended; untrusted
@@ -68,9 +71,20 @@ class OciSandbox(ContainerSandbox):
         """Ends all that still runs in it first. Raises SandboxLostError, OSError."""
         if self.upper is None:
             return None
+        await self.end()
+        return await asyncio.to_thread(self._difference)
+
+    async def end(self) -> None:
+        """Kills all that runs in it, and returns when nothing does. Idempotent. Raises SandboxLostError."""
         await self._kill(self.name)
         await self._ended.wait()
-        return await asyncio.to_thread(self._difference)
+
+    async def command_end(self) -> CommandEnd:
+        """Waits for the command. Raises SandboxLostError if the sandbox ended otherwise."""
+        ended = await self.exited()
+        if (end := command_end(self.last_words)) is None:
+            raise SandboxLostError(f"the sandbox of a command ended: {ended.reason}")
+        return end
 
     def _difference(self) -> Difference:
         opaque = OPAQUE if os.geteuid() == 0 else OPAQUE_OF_USERS

@@ -5,8 +5,11 @@ The agent has a user namespace of its own, with ids that no other sandbox has, a
 over files and processes of these ids alone. `mounts` makes both; pid 1 gets the namespace as a descriptor.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.launch.base import State
+from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS
 from orchestrator.launch.hardening import Hardening
 from orchestrator.launch.oci.store import StoredImage
 from orchestrator.launch.oci.user_namespace import AGENT_ID, UserNamespace
@@ -17,15 +20,22 @@ _NAMESPACE_FD = 3  # the first that an OCI runtime hands on
 
 
 def root_request(
-    spec: SandboxSpec, image: StoredImage, hardening: Hardening, uids: UidPair, users: UserNamespace | None
+    spec: SandboxSpec,
+    image: StoredImage,
+    hardening: Hardening,
+    uids: UidPair,
+    users: UserNamespace | None,
+    over: Sequence[str] = (),
+    state: State | None = None,
 ) -> dict[str, Any]:
     """What `Runtime.start` is told beside the bundle. `users`: of an ordinary user, who cannot shift ids: the
-    user's files are the agent's as they are, and all agents have the same ids."""
+    user's files are the agent's as they are, and all agents have the same ids. `over`: layers that lie over all
+    others, and under them the `state` of another sandbox."""
     assert hardening.root is not None
     maps = (f"0 {uids.first_of_range} {RANGE_IDS}",) * 2 if users is None else users.agent_maps
     return {
         "root": {
-            "lowers": [*spec.layers, str(image.root)],
+            "lowers": [*over, *spec.layers, str(image.root)],
             "size_bytes": hardening.root.size_bytes,
             "inodes": hardening.root.inodes,
             "on_disk": hardening.root.on_disk,
@@ -37,7 +47,17 @@ def root_request(
             "maps": maps,
             "processes": hardening.worker_processes,
         },
+        **(
+            {}
+            if state is None
+            else {"state": _state(state, len(over), OPAQUE if users is None else OPAQUE_OF_USERS)}
+        ),
     }
+
+
+def _state(state: State, at: int, mark: str) -> dict[str, Any]:
+    scope = {"kept": state.kept, "dropped": state.dropped, "merged": state.merged, "mark": mark}
+    return {"of": state.sandbox.sandbox_id, "at": at, **scope}
 
 
 def agent_arguments(uid: int, gid: int) -> tuple[str, ...]:

@@ -1,0 +1,181 @@
+"""Grades the state of a sandbox: in another one, sealed in the same way, where the agent never was.
+
+the agent's sandbox ── ended ──► its state, in scope ─┐ a layer
+                                                      ▼
+tests ── a layer on top ──►  a sandbox without agent, model, tools and channel: one command, or one run for each
+                             case ── ended ──► what it wrote, read from outside ──► Grade
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.errors import RolloutError, SandboxLostError
+from orchestrator.grading.cases import case_results
+from orchestrator.grading.left_behind import LeftBehind, TooLarge
+from orchestrator.grading.reports import test_results
+from orchestrator.grading.rewards import FILES, REWARD, Rewards, read_rewards
+from orchestrator.grading.scope import InScope, in_scope
+from orchestrator.launch.base import Command, CommandEnd, CommandSandbox, Launcher, State, StatefulSandbox
+from orchestrator.launch.names import WORKSPACE_DIR
+from orchestrator.launch.workspaces import Workspaces
+from orchestrator.rules.text import valid
+from orchestrator.types import Grade, Grader, SandboxSpec, Task, TestResult
+
+log = logging.getLogger(__name__)
+
+TESTS = "/tests"
+TEST_SCRIPT = f"{TESTS}/test.sh"
+CASES = "cases"  # the share of them that passed
+_SHARE_OF_LIMIT = 3  # a solution that takes a third of the time leaves no doubt about who ran out of it
+_MARGIN_S = 60.0  # for start and end of the sandbox
+_TRIES = 2
+_LOG_BYTES = 64 << 10
+_SHOWN_CHARS = 4000
+
+
+async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: StatefulSandbox | None) -> Grade:
+    """Grades what is left in `state`, which is ended first; None: the untouched image. `spec`: of the task's
+    sandboxes. The task's `grader.tests` is the folder of a layer. A failure of this machine is a `fault`, too. On
+    any exit, cancellation included, the sandbox that grades is removed; `state` stays."""
+    assert task.grader is not None
+    grader, scope = task.grader, in_scope(task.grader)
+    if state is not None:
+        await state.end()
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return await _graded(task, grader, scope, _spec(spec, grader), launcher, state)
+        except RolloutError as error:
+            if not tries_left:
+                return Grade(fault=f"the grader's sandbox failed: {error}", scope=scope.scope, kept=scope.paths)
+            log.warning("task %s is graded again: %s", task.task_id, error)
+    raise AssertionError("the last try returns")
+
+
+def with_tests(task: Task, workspaces: Workspaces) -> Task:
+    """The task, its grader's tests in a folder that is a layer. Blocks. Raises WorkspaceError,
+    EnvironmentUnusable."""
+    if task.grader is None or task.grader.tests is None:
+        return task
+    layer = workspaces.layer(Path(task.grader.tests), TESTS, writable=False)
+    return replace(task, grader=replace(task.grader, tests=str(layer)))
+
+
+def _spec(spec: SandboxSpec, grader: Grader) -> SandboxSpec:
+    """Of the sandbox that grades."""
+    user = spec.user if grader.user is None else grader.user
+    if grader.image is None or grader.image == spec.image:
+        return replace(spec, user=user, preload=())
+    return replace(spec, image=grader.image, layers=(), user=grader.user, preload=())
+
+
+async def _graded(
+    task: Task,
+    grader: Grader,
+    scope: InScope,
+    spec: SandboxSpec,
+    launcher: Launcher,
+    state: StatefulSandbox | None,
+) -> Grade:
+    """Raises RolloutError."""
+    layer = State(state, scope.kept, scope.dropped, scope.merged) if state is not None else None
+    async with launcher.run(spec, command_of(task, grader), layer) as box:
+        end = await _end(box, grader.timeout_s + _MARGIN_S)
+        cpu_s = await box.cpu_s()
+        read = await asyncio.to_thread(_read, box, grader, end)
+    return replace(read, scope=scope.scope, kept=scope.paths, duration_s=end.duration_s, cpu_s=cpu_s)
+
+
+async def _end(box: CommandSandbox, timeout_s: float) -> CommandEnd:
+    """Raises SandboxLostError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await box.command_end()
+    except TimeoutError:
+        raise SandboxLostError(f"the sandbox that grades did not end in {timeout_s:g} s") from None
+
+
+def command_of(task: Task, grader: Grader) -> Command:
+    """What grades it, as it is run."""
+    checked = grader.checked
+    cwd = grader.cwd or task.cwd or WORKSPACE_DIR
+    layers = (grader.tests, None if checked is None else checked.layer)
+    environment: Mapping[str, str] = {**task.environment, **grader.environment}
+    common = Command(
+        argv=(TEST_SCRIPT,) if grader.kind == "harbor" else grader.command,
+        timeout_s=grader.timeout_s,
+        cwd=cwd,
+        environment=environment,
+        layers=tuple(folder for folder in layers if folder is not None),
+    )
+    if grader.kind == "harbor":
+        return replace(common, programs=(TEST_SCRIPT,))
+    if grader.kind == "io":
+        inputs = tuple((case.arguments, case.stdin) for case in grader.cases)
+        return replace(common, inputs=inputs, timeout_s=grader.timeout_s / max(1, len(inputs)))
+    return common
+
+
+def _read(box: CommandSandbox, grader: Grader, end: CommandEnd) -> Grade:
+    """What the sandbox left. Blocks. Raises SandboxLostError."""
+    with box.written() as top, LeftBehind(top) as left:
+        stdout, stderr = (_log(left, f"test-{name}.txt") for name in ("stdout", "stderr"))
+        flags = [f"{end.left} processes were left running"] if end.left else []
+        if grader.kind == "io":
+            tests = case_results(left, grader.cases)
+            rewards = Rewards(_of_cases(tests), CASES)
+        else:
+            tests = test_results(left, stdout)
+            rewards = _rewards(grader, end, left, flags)
+    if end.error:
+        rewards = Rewards(fault=f"the grader cannot be started: {end.error}")
+    if rewards.fault and _is_policys(grader, end):
+        flags.append(f"{rewards.fault}, but with the task's own solution it does not come to that")
+        rewards = Rewards({REWARD: 0.0})
+    return Grade(
+        rewards.values,
+        rewards.fault,
+        rewards.source,
+        tests=tests,
+        flags=tuple(flags),
+        stdout=stdout[-_SHOWN_CHARS:],
+        stderr=stderr[-_SHOWN_CHARS:],
+    )
+
+
+def _rewards(grader: Grader, end: CommandEnd, left: LeftBehind, flags: list[str]) -> Rewards:
+    """Of what ended in its time."""
+    if end.status is None:
+        return Rewards(fault=f"the grader did not end within {grader.timeout_s:g} s")
+    if grader.kind == "command":
+        return Rewards({REWARD: float(end.status == 0)}, "exit")
+    usual = "" if grader.checked is None else grader.checked.source
+    if usual not in FILES:
+        return read_rewards(left)
+    others = sorted({*FILES} & {*left.names()} - {usual})
+    flags += [f"{other} was written, which the task's own tests do not write" for other in others]
+    return read_rewards(left, (usual,))
+
+
+def _is_policys(grader: Grader, end: CommandEnd) -> bool:
+    """Whether it is known that it is not the grader's doing that there is no reward."""
+    checked = grader.checked
+    if checked is None or not checked.source:
+        return False
+    if end.status is None and not end.error:
+        return checked.duration_s is not None and checked.duration_s * _SHARE_OF_LIMIT <= grader.timeout_s
+    return True
+
+
+def _of_cases(tests: tuple[TestResult, ...]) -> dict[str, float]:
+    passed = sum(test.outcome == "passed" for test in tests)
+    return {REWARD: float(passed == len(tests)), CASES: passed / max(1, len(tests))}
+
+
+def _log(left: LeftBehind, name: str) -> str:
+    try:
+        return valid((left.read(name, _LOG_BYTES) or b"").decode("utf-8", "replace"))
+    except TooLarge:  # pid 1 writes no more: something else did
+        return ""

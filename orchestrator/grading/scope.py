@@ -1,0 +1,91 @@
+"""Which part of an agent's state is graded. Pure.
+
+What a task declares is kept, and nothing else. Where it declares nothing, but its own solution is known to leave
+its work in some folders (`check-tasks`), those are kept. Else all is kept but for the places through which the
+tests themselves could be taken over: programs, libraries, start files of shells, Python and git, and settings of
+pytest.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from orchestrator.types import Grader, Scope
+
+# Of folders, paths end with `/`; so a name before `$` is that of a file, or of a link in a folder's place.
+_PLACES = (
+    r"(?:usr/(?:local/)?)?(?:s?bin|lib(?:32|64|x32|exec)?)$",
+    r"(?:usr/)?(?:s?bin|lib(?:32|64|x32|exec)?)/",
+    r"usr/local/s?bin/",
+    r"usr/local/lib/[^/]+$",
+    r"(?:usr|usr/local|etc|root|home|home/[^/]+|run|var|dev|proc|sys|opt/sandbox)$",
+    r"etc/(?:ld\.so[^/]*|profile|profile\.d|bash\.bashrc|bash_completion\.d|zsh|environment|cron[^/]*|pam[^/]*)(?:/|$)",
+    r"etc/(?:sudoers|sudoers\.d|init[^/]*|gitconfig|inputrc|pip\.conf|shells|alternatives|nsswitch\.conf)(?:/|$)",
+    r"etc/python[^/]*/",
+    r"(?:root|home/[^/]+)/\.(?:bash|profile|z|python|pdb|git|pytest|inputrc|curlrc|wgetrc|npmrc|pip|env)[^/]*(?:/|$)",
+    r"(?:root|home/[^/]+)/\.(?:local/(?:bin|lib)|config/(?:git|pip|uv|fish))(?:/|$)",
+    r"(?:conftest\.py|pytest\.ini|\.pytest\.ini|tox\.ini|setup\.cfg|pyproject\.toml)$",
+    r"(?:tests|logs|solution)(?:/|$)",
+)
+# Wherever they are: modules that Python imports by itself, or pytest.
+_NAMES = (
+    r"(?:site|user)customize(?:\.[^/]*)?(?:/|$)",
+    r"[^/]+\.pth$",
+    r"conftest\.(?:py|pyc)$",
+    r"(?:site|dist)-packages$",
+    r"(?:site|dist)-packages/(?:_?pytest|pluggy|iniconfig|py\.py|py|exceptiongroup|[^/]*pytest[^/]*)(?:[./]|$)",
+)
+_OURS = r"/(?:tests|logs|solution)(?:/|$)"
+_TAKEOVERS = f"/(?:{'|'.join(_PLACES)}|(?:.*/)?(?:{'|'.join(_NAMES)}))"
+# Folders that an agent may have made anew: what the image has there shows all the same.
+MERGED = r"/(?:usr|usr/local|usr/local/lib|etc|root|home|home/[^/]+|var|run)/$"
+_takeover = re.compile(_TAKEOVERS)
+
+
+@dataclass(frozen=True, slots=True)
+class InScope:
+    """`kept`, `dropped`, `merged`: as of `launch.base.State`."""
+
+    scope: Scope
+    kept: tuple[str, ...] | None
+    dropped: str
+    merged: str = ""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """For people."""
+        return ("/",) if self.kept is None else self.kept
+
+
+def in_scope(grader: Grader) -> InScope:
+    """What of an agent's state this grader gets."""
+    checked = grader.checked
+    if grader.declared is not None:
+        return InScope("declared", outermost(grader.declared), "")
+    spared = _but_for(() if checked is None else checked.takeovers)
+    if checked is not None and checked.scope is not None and "/" not in checked.scope:
+        return InScope("solution", outermost(checked.scope), spared)
+    return InScope("whole", None, spared, MERGED)
+
+
+def is_takeover(path: str) -> bool:
+    """Whether a file or folder at this absolute path could take the tests over. Of folders it ends with `/`."""
+    return _takeover.match(path) is not None
+
+
+def outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Without those that lie in others. The tests' own places are nobody's, but for artifacts in the logs."""
+    ways = sorted({tuple(part for part in path.split("/") if part) for path in paths} - {()})
+    kept: list[tuple[str, ...]] = []
+    for way in ways:
+        if not (kept and way[: len(kept[-1])] == kept[-1]) and (
+            way[0] not in ("tests", "logs", "solution") or way[:2] == ("logs", "artifacts")
+        ):
+            kept.append(way)
+    return tuple("/" + "/".join(way) for way in kept)
+
+
+def _but_for(paths: Iterable[str]) -> str:
+    """The pattern of takeovers, without these."""
+    spared = "|".join(re.escape(path) for path in paths if not re.match(_OURS, path))
+    return f"(?!(?:{spared})$){_TAKEOVERS}" if spared else _TAKEOVERS

@@ -132,7 +132,7 @@ def _hostile() -> list[Entry]:
 def workshop(folder_: Path) -> Path:
     """The file of an image whose packages are installed, as its dpkg knows."""
     unused = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man")]
-    emptied = '--customize-hook=rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*'
+    emptied = '--customize-hook=rm -rf "$1"/var/lib/apt/lists "$1"/var/cache/apt'
     made = _made("workshop-1", "--variant=apt", f"--include={_WORKSHOP}", *unused, emptied, suite="bookworm")
     config = {"architecture": ARCHITECTURE[os.uname().machine], "os": "linux", "config": {}}
     return saved(folder_ / "workshop.tar", made.read_bytes(), config=config)

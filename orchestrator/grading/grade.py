@@ -55,12 +55,16 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
 
 
 def with_tests(task: Task, workspaces: Workspaces) -> Task:
-    """The task, its grader's tests in a folder that is a layer. Blocks. Raises WorkspaceError,
+    """The task, its grader's tests and what they need in folders that are layers. Blocks. Raises WorkspaceError,
     EnvironmentUnusable."""
-    if task.grader is None or task.grader.tests is None:
+    if (grader := task.grader) is None:
         return task
-    layer = workspaces.layer(Path(task.grader.tests), TESTS, writable=False)
-    return replace(task, grader=replace(task.grader, tests=str(layer)))
+    if grader.tests is not None:
+        grader = replace(grader, tests=str(workspaces.layer(Path(grader.tests), TESTS, writable=False)))
+    if grader.checked is not None and grader.checked.layer is not None:
+        needed = str(workspaces.named(grader.checked.layer))
+        grader = replace(grader, checked=replace(grader.checked, layer=needed))
+    return replace(task, grader=grader)
 
 
 def _spec(spec: SandboxSpec, grader: Grader) -> SandboxSpec:

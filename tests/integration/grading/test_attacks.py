@@ -17,7 +17,7 @@ from orchestrator.launch.base import Command, CommandEnd
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.workspaces import Workspaces
-from orchestrator.types import Case, Checked, Grade, Grader, SandboxSpec, Task
+from orchestrator.types import Case, Checked, Collect, Grade, Grader, SandboxSpec, Task
 from tests.fakes import oci_images
 from tests.fakes.plans import WAIVED_WITHOUT_ROOT, a_writable_sandbox
 from tests.integration.grading.attacks import ATTACKS, SOLUTION, Attack, put
@@ -222,3 +222,20 @@ async def test_what_does_not_end_is_the_policys_doing_only_where_the_solution_en
         known = await graded(launcher, spec, a_task(replace(grader, checked=checked), slow, workspaces), endless)
         assert known.rewards == rewards
         assert bool(known.fault) is not bool(rewards)
+
+
+async def test_what_is_collected_is_graded_and_does_not_show_in_what_was_declared_alone(
+    launcher: OciLauncher, spec: SandboxSpec, tmp_path: Path, workspaces: Workspaces
+) -> None:
+    (checks := tmp_path / "checks").mkdir()
+    (checks / "test.sh").write_text(
+        "#!/bin/sh\ncat /logs/artifacts/out /srv/other; ls /srv; echo 1 > /logs/verifier/reward.txt\n"
+    )
+    collect = (
+        Collect("cp /srv/made /logs/artifacts/out; echo other > /srv/other", 10),
+        Collect("echo more >> /logs/artifacts/out", 10),
+    )
+    grader = replace(SCOPES["whole"], declared=("/logs/artifacts",), collect=collect)
+    found = await graded(launcher, spec, a_task(grader, checks, workspaces), "echo made > /srv/made")
+    assert (found.rewards, found.kept) == ({"reward": 1}, ("/logs/artifacts",))
+    assert found.stdout == "made\nmore\n"

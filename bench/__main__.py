@@ -18,7 +18,7 @@ from bench.section import run
 from orchestrator.errors import EnvironmentUnusable
 
 EXIT_UNUSABLE = 3
-SECTIONS = ("start", "completions", "job", "launchers", "images")
+SECTIONS = ("start", "completions", "job", "launchers", "images", "grading")
 
 
 def main(arguments: list[str] | None = None) -> int:

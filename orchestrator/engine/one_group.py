@@ -26,6 +26,7 @@ from orchestrator.run.groups import GroupFormat
 from orchestrator.scorers.grade import grade
 from orchestrator.scorers.grader import GRADER
 from orchestrator.settings.config import Config
+from orchestrator.tasks.checks import with_checked
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
     AgentSpec,
@@ -94,7 +95,7 @@ class GroupMaker:
         except WorkspaceError as error:
             return BadTask(task.task_id, f"its workspace cannot be used: {error}")
         try:
-            return with_tests(task, self.shared.workspaces)
+            return with_tests(with_checked(task, self.shared.checks), self.shared.workspaces)
         except WorkspaceError as error:
             return BadTask(task.task_id, f"its tests cannot be used: {error}")
 

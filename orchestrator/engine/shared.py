@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -23,8 +23,9 @@ from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.open import open_scorer
 from orchestrator.scorers.trial import Trial
 from orchestrator.settings.config import Config
+from orchestrator.tasks.checks import checks_file, read_checks
 from orchestrator.telemetry import open_watchers
-from orchestrator.types import BadTask, Task
+from orchestrator.types import BadTask, Checked, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Shared:
         self.drained: list[Callable[[], None]] = []
         self.opened: Opened | None = None
         self.workspaces = Workspaces()
+        self.checks: Mapping[str, Checked] = {}
         self._say = say
         self._opening: asyncio.Task[Any] | None = None
 
@@ -61,6 +63,7 @@ class Shared:
         endpoint may load for minutes, and nothing runs yet. Raises EnvironmentUnusable, ConfigError."""
         self._opening = asyncio.current_task()
         try:
+            self.checks = await asyncio.to_thread(read_checks, checks_file(config.env.dataset))
             self.watchers = await open_watchers(
                 config.env, config.openai[0].model_name, self._open_hosts, stack, observer
             )

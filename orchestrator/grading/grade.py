@@ -9,6 +9,7 @@ tests ── a layer on top ──►  a sandbox without agent, model, tools and
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +47,9 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
         await state.end()
     for tries_left in reversed(range(_TRIES)):
         try:
-            return await _graded(task, grader, scope, _spec(spec, grader), launcher, state)
+            async with AsyncExitStack() as stack:
+                states = await _collected(task, grader, spec, launcher, state, stack)
+                return await _graded(task, grader, scope, _spec(spec, grader), launcher, states)
         except RolloutError as error:
             if not tries_left:
                 return Grade(fault=f"the grader's sandbox failed: {error}", scope=scope.scope, kept=scope.paths)
@@ -54,13 +57,40 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
     raise AssertionError("the last try returns")
 
 
+async def _collected(
+    task: Task,
+    grader: Grader,
+    spec: SandboxSpec,
+    launcher: Launcher,
+    state: StatefulSandbox | None,
+    stack: AsyncExitStack,
+) -> tuple[StatefulSandbox, ...]:
+    """The sandboxes whose states are graded, top first: one for each command that collects something, over all
+    that the agent left, and the agent's. Whether a command fails is for the tests to find. Raises RolloutError."""
+    states: tuple[StatefulSandbox, ...] = () if state is None else (state,)
+    for collect in grader.collect:
+        command = Command(
+            ("/bin/sh", "-c", collect.command), collect.timeout_s, task.cwd or WORKSPACE_DIR, task.environment
+        )
+        user = spec.user if collect.user is None else collect.user
+        over = State(states) if states else None
+        box = await stack.enter_async_context(launcher.run(replace(spec, user=user, preload=()), command, over))
+        await _end(box, collect.timeout_s + _MARGIN_S)
+        states = (box, *states)
+    return states
+
+
 def with_tests(task: Task, workspaces: Workspaces) -> Task:
-    """The task, its grader's tests in a folder that is a layer. Blocks. Raises WorkspaceError,
+    """The task, its grader's tests and what they need in folders that are layers. Blocks. Raises WorkspaceError,
     EnvironmentUnusable."""
-    if task.grader is None or task.grader.tests is None:
+    if (grader := task.grader) is None:
         return task
-    layer = workspaces.layer(Path(task.grader.tests), TESTS, writable=False)
-    return replace(task, grader=replace(task.grader, tests=str(layer)))
+    if grader.tests is not None:
+        grader = replace(grader, tests=str(workspaces.layer(Path(grader.tests), TESTS, writable=False)))
+    if grader.checked is not None and grader.checked.layer is not None:
+        needed = str(workspaces.named(grader.checked.layer))
+        grader = replace(grader, checked=replace(grader.checked, layer=needed))
+    return replace(task, grader=grader)
 
 
 def _spec(spec: SandboxSpec, grader: Grader) -> SandboxSpec:
@@ -77,10 +107,10 @@ async def _graded(
     scope: InScope,
     spec: SandboxSpec,
     launcher: Launcher,
-    state: StatefulSandbox | None,
+    states: tuple[StatefulSandbox, ...],
 ) -> Grade:
     """Raises RolloutError."""
-    layer = State(state, scope.kept, scope.dropped, scope.merged) if state is not None else None
+    layer = State(states, scope.kept, scope.dropped, scope.merged) if states else None
     async with launcher.run(spec, command_of(task, grader), layer) as box:
         end = await _end(box, grader.timeout_s + _MARGIN_S)
         cpu_s = await box.cpu_s()

@@ -34,9 +34,8 @@ _PYTEST: dict[str, TestOutcome] = {
 _NAMES = "|".join(_PYTEST)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # `PASSED tests/a.py::b - why` of -rA, and `tests/a.py::b PASSED   [ 50%]` of -v.
-_LINE = re.compile(
-    rf"^(?:({_NAMES}) (\S+::\S[^\n]*?)(?: - ([^\n]*))?|(\S+::\S[^\n]*?) ({_NAMES})(?: +\[ *\d+%\])?)$", re.M
-)
+_ID = r"\S+::[^\s\[]+(?:\[[^\n]*?\])?"
+_LINE = re.compile(rf"^(?:({_NAMES}) ({_ID})(?: - ([^\n]*))?|({_ID}) ({_NAMES})(?: +\[ *\d+%\])?)$", re.MULTILINE)
 
 
 def test_results(left: LeftBehind, stdout: str) -> tuple[TestResult, ...]:

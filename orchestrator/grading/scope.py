@@ -76,6 +76,7 @@ def is_takeover(path: str) -> bool:
 def outermost(paths: Iterable[str]) -> tuple[str, ...]:
     """Without those that lie in others. The tests' own places are nobody's, but for artifacts in the logs."""
     ways = sorted({tuple(part for part in path.split("/") if part) for path in paths} - {()})
+    assert not any({".", ".."} & {*way} for way in ways), "checked where paths come in"
     kept: list[tuple[str, ...]] = []
     for way in ways:
         if not (kept and way[: len(kept[-1])] == kept[-1]) and (

@@ -61,15 +61,15 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a sandbox has left of its root, as a layer of another one. It has ended, and stays until that other one
-    is removed.
+    """What sandboxes have left of their roots, as layers of another one. They have ended, and stay until that
+    other one is removed. `sandboxes`: top first; all but the last were made over the state of the last.
 
     `kept`: absolute paths, none of which lies in another one; None: all. `dropped`: a pattern of paths that are
     not kept all the same, matched at their beginning; those of folders end with `/`. `merged`: a pattern of
     folders that hide nothing of what lies below them. Empty: none.
     """
 
-    sandbox: StatefulSandbox
+    sandboxes: tuple[StatefulSandbox, ...]
     kept: tuple[str, ...] | None = None
     dropped: str = ""
     merged: str = ""
@@ -124,8 +124,8 @@ class Launcher(Protocol):
         self, spec: SandboxSpec, command: Command, state: State | None = None
     ) -> AbstractAsyncContextManager[CommandSandbox]:
         """A sandbox without an agent and without a channel, sealed as any other, in which the command is run. With
-        a `state` it has the place of that sandbox among those that there may be. On any exit of the block it is
-        removed. Raises LaunchError."""
+        a `state` it has the place of its last sandbox among those that there may be. On any exit of the block it
+        is removed. Raises LaunchError."""
 
     async def aclose(self) -> None:
         """Closes clients and ends threads. Idempotent."""

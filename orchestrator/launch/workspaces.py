@@ -68,6 +68,15 @@ class Workspaces:
                 self._layers[key] = self._made(source, way, 0o777 if writable else 0o755)
         return self._layers[key]
 
+    def named(self, digest: str) -> Path:
+        """The layer of this name. Raises WorkspaceError if it is gone, EnvironmentUnusable."""
+        place = self.folder / "layers" / digest
+        with self._room():
+            self._hold()
+            if not place.is_dir():
+                raise WorkspaceError("the layer of what they need is gone: run check-tasks again")
+        return place
+
     def close(self) -> None:
         """Its layers may be removed. Idempotent."""
         self._layers.clear()

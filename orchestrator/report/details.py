@@ -26,6 +26,28 @@ def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
         "tool_calls": [_tool_call(c) for c in objects(line.get("tool_calls"))],
         "steps": [_step(s) for s in objects(line.get("steps"))],
         "changes": _changes(line.get("changes")),
+        "grade": _grade(line.get("grade")),
+    }
+
+
+def _grade(grade: object) -> dict[str, Any] | None:
+    """What its grader found; None: it was not graded."""
+    if not isinstance(grade, dict):
+        return None
+    return {
+        "rewards": numbers(grade.get("rewards")),
+        **{name: text(grade.get(name), 2000) for name in ("fault", "source", "scope")},
+        "kept": texts(grade.get("kept")),
+        "flags": texts(grade.get("flags")),
+        "tests": [
+            {"name": text(test.get("name"), 300), "outcome": text(test.get("outcome"), 20)}
+            | {"detail": text(test.get("detail"), 1000)}
+            for test in objects(grade.get("tests"))
+        ],
+        "stdout": text(grade.get("stdout")),
+        "stderr": text(grade.get("stderr")),
+        "duration_s": number(grade.get("duration_s")),
+        "cpu_s": number(grade.get("cpu_s")),
     }
 
 

@@ -96,7 +96,26 @@ async function rolloutView(rollout) {
     return [...page, el("p", "warning box", "The steps of this attempt are not in this file, to keep it small. They are in rollouts.jsonl.")];
   }
   for (const note of details.notes) page.push(el("p", "warning box", shown(note)));
-  return [...page, tokenPanel(details.tokens), ...changesPanel(details.changes), toggles(), stepsOf(details)];
+  return [...page, tokenPanel(details.tokens), ...gradePanel(details.grade), ...changesPanel(details.changes), toggles(), stepsOf(details)];
+}
+
+// What the task's grader found in the state that the agent left.
+const SCOPES = { declared: "what the task declares", solution: "the folders of its solution", whole: "all but what could take the tests over" };
+
+function gradePanel(grade) {
+  if (grade === null) return [];
+  const passed = grade.tests.filter((test) => test.outcome === "passed").length;
+  const told = grade.fault ? "no reward" : Object.entries(grade.rewards).map(([name, value]) => `${name} ${score(value)}`).join(", ");
+  const tests = grade.tests.length ? `, ${passed} of ${counted(grade.tests.length, "test")} passed` : "";
+  return [folded(["How it was graded", el("small", "", told + tests)], "panel wide grade", () => el("div", "",
+    grade.fault ? el("p", "warning box", shown(grade.fault)) : null,
+    ...grade.flags.map((flag) => el("p", "warning box", shown(flag))),
+    el("p", "none", shown(`${SCOPES[grade.scope] || grade.scope}: ${grade.kept.join(", ")}; ${grade.source || "no reward file"}; `
+      + `${seconds(grade.duration_s)}, CPU ${seconds(grade.cpu_s)}`)),
+    ...grade.tests.map((test) => el("p", "", el("span", `badge ${{ passed: "finished", failed: "failed", error: "failed" }[test.outcome] || ""}`,
+      shown(test.outcome)), " ", el("code", "", shown(test.name)), el("small", "", shown(test.detail)))),
+    ...["stdout", "stderr"].filter((name) => grade[name]).map((name) => folded([name], "prompt", () => el("pre", "", shown(grade[name])))))),
+  ];
 }
 
 // Of the sandbox's file system, where it could be written to.

@@ -11,7 +11,7 @@ from orchestrator.types import BadTask, Task
 
 COLUMNS = (
     *("question", "answer", "task_id", "files", "level", "metadata", "scorer", "image", "dockerfile", "limits"),
-    *("workspace", "root", "cwd", "user", "env"),
+    *("workspace", "root", "cwd", "user", "env", "grader"),
 )
 
 Columns = Mapping[str, str]  # our name → the data set's

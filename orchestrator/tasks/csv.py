@@ -1,7 +1,7 @@
 """`csv:PATH`: a header with the names of `jsonl:` rows, one task per record; attachments are in its folder.
 
 The delimiter is the one of `,` `;` tab and `|` under which the header has a question. A cell is text. `files`
-holds a JSON list or names separated by `;`; `metadata` and `limits` hold JSON.
+holds a JSON list or names separated by `;`; `metadata`, `limits`, `env` and `grader` hold JSON.
 """
 
 import csv
@@ -19,7 +19,7 @@ from orchestrator.types import BadTask, Task
 
 _FLAG = "env.dataset"
 _QUESTION = ("question", "Question")
-_JSON = ("metadata", "Annotator Metadata", "limits", "env")
+_JSON = ("metadata", "Annotator Metadata", "limits", "env", "grader")
 _DELIMITERS = (",", ";", "\t", "|")
 
 

@@ -36,8 +36,8 @@ class Checked:
 
     `scope`: folders, as absolute paths, in which the solution leaves its own; None: not known. `takeovers`: files
     among these that could take the tests over, as /etc/profile. `source`: where its rewards are, as of a `Grade`;
-    empty: it gets none. `duration_s`: the longest of its grades. `layer`: absolute path of a folder that lies over
-    the agent's state: what the tests had fetched when they could.
+    empty: it gets none. `duration_s`: the longest of its grades. `layer`: the name of a layer that lies over the
+    agent's state, with what the tests had fetched when they could; when rollouts begin, its absolute path.
     """
 
     scope: tuple[str, ...] | None = None

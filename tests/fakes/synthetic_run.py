@@ -30,6 +30,7 @@ from orchestrator.types import (
     EndedName,
     Failed,
     FailedName,
+    Grade,
     Group,
     Member,
     Message,
@@ -41,6 +42,7 @@ from orchestrator.types import (
     Score,
     Step,
     Task,
+    TestResult,
     ToolCall,
     Tools,
     Turn,
@@ -70,6 +72,26 @@ CHANGES = Difference(
     count=12,
     size_bytes=4036,
     left_out={"pipe": 2, "link": 1},
+)
+GRADE = Grade(
+    {"reward": 0.5},
+    source="reward.json",
+    kept=("/",),
+    tests=(TestResult("test_a", "passed"), TestResult("test_b", "failed", "assert 1 == 2")),
+    flags=("2 processes were left running",),
+    stdout="1 failed, 1 passed",
+    duration_s=1.5,
+    cpu_s=0.4,
+)
+ODD_GRADE = Grade(
+    {HOSTILE: 1.0},
+    HOSTILE,
+    HOSTILE,
+    kept=(HOSTILE,),
+    tests=(TestResult(HOSTILE, "passed", HOSTILE),),
+    flags=(HOSTILE,),
+    stdout=HOSTILE,
+    stderr=HOSTILE,
 )
 ODD_CHANGES = Difference((Change(HOSTILE, "added", 1, 0o777, HOSTILE + "\n" + HOSTILE),), 1, 1)
 WORDS = re.compile(r"<\|\w+\|>| ?\w+|\s+|[^\w\s]")
@@ -229,6 +251,7 @@ class Rollouts:
             waiting_s=clock * 2 / 3,
             cpu_s=self._random.uniform(0.1, 0.9) if isinstance(outcome, Ended) else None,
             changes=ODD_CHANGES if answer == HOSTILE else CHANGES if plan.index == 1 else None,
+            grade=ODD_GRADE if answer == HOSTILE else GRADE if plan.index == 1 else None,
         )
         return Attempt(plan, record, outcome)
 

@@ -177,6 +177,19 @@ def test_a_rollout_shows_what_it_changed(page, report: str):
     assert changes.locator(".diff .more").text_content() == "+::1 me\n"
 
 
+def test_a_rollout_shows_how_it_was_graded(page, report: str):
+    open_at(page, report, "#rollout-g000001-r00-a0")
+    assert page.locator(".grade").count() == 0  # its task has no grader
+    open_at(page, report, "#rollout-g000001-r01-a0")
+    grade = page.locator(".grade")
+    assert "reward 0.5" in grade.locator("> summary").text_content()
+    assert "1 of 2 tests passed" in grade.locator("> summary").text_content()
+    grade.locator("> summary").click()
+    assert grade.locator(".badge").all_text_contents() == ["passed", "failed"]
+    assert grade.locator(".warning").all_text_contents() == ["2 processes were left running"]
+    assert "reward.json; 1.50 s, CPU 0.40 s" in grade.locator("p.none").text_content()
+
+
 def test_the_system_prompt_is_built_when_it_is_opened(page, report: str):
     open_at(page, report, "#rollout-g000001-r00-a0")
     prompt = page.locator(".turn").first.locator("details").first

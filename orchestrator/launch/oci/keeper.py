@@ -8,8 +8,8 @@ ends in any way, the socket closes and all containers are removed.
 It talks JSON, a line each, over the socket at descriptor 0:
 
     → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
-      with "root" and "agent", if it is to write to its root: as in `mounts`; and with "state", if one of its
-      layers, at the place "at", is what the container "of", which has ended, wrote to its own: as in `state`
+      with "root" and "agent", if it is to write to its root: as in `mounts`; and with "state", if layers of
+      it, from the place "at" on, are what the containers "of", which have ended, wrote to theirs: as in `state`
     → {"call": 2, "kill": NAME}                        ← {"call": 2}, and when it has ended, the last line below
     → {"call": 3, "remove": NAME}                      ← {"call": 3, "existed": true} or {"call": 3, "error": TEXT}
                                                        ← {"ended": NAME, "status": WAIT_STATUS, "said": TEXT}
@@ -185,17 +185,22 @@ class Keeper:
             mounts.make_root(bundle, root, namespace)
             return os.dup(namespace)
 
-    def _with_state(self, root: Any, of: str, at: int, **scope: Any) -> Any:
-        """The root, with what the container `of` wrote to its own as a layer. Raises OSError."""
+    def _with_state(self, root: Any, of: Sequence[str], at: int, **scope: Any) -> Any:
+        """The root, with what the containers `of` wrote to their own as layers. Raises OSError."""
         from orchestrator.launch.oci import mounts, state
 
-        source = self._containers.get(of)
-        if source is None or source.starting or source.pid or not source.root:
-            raise OSError(0, f"{of} is not there, or has not ended")
-        mounts.release_root(source.root)
-        owner, shift = root.owner, root.owner if root.shifted else 0
-        layer = state.state_in_scope(source.root, state.StateScope(**scope), root.lowers[at:], owner, shift)
-        return root._replace(lowers=[*root.lowers[:at], layer, *root.lowers[at:]], own=at)
+        layers = []
+        for name in of:
+            source = self._containers.get(name)
+            if source is None or source.starting or source.pid or not source.root:
+                raise OSError(0, f"{name} is not there, or has not ended")
+            mounts.release_root(source.root)
+            owner, shift = root.owner, root.owner if root.shifted else 0
+            layers.append(
+                state.state_in_scope(source.root, state.StateScope(**scope), root.lowers[at:], owner, shift)
+            )
+        lowers = [*root.lowers[:at], *layers, *root.lowers[at:]]
+        return root._replace(lowers=lowers, own=range(at, at + len(layers)))
 
     def _started(self, call: int, name: str, pid_file: str, status: int, output: _Output) -> None:
         container = self._containers[name]

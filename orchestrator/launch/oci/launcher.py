@@ -129,7 +129,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         self, spec: SandboxSpec, command: Command, state: State | None = None
     ) -> AsyncIterator[OciSandbox]:
         """Raises LaunchError; EnvironmentUnusable when it is not confined as it must be."""
-        host = None if state is None else state.sandbox
+        host = None if state is None else state.sandboxes[-1]
         assert host is None or isinstance(host, OciSandbox)
         async with self._slots if host is None else nullcontext():
             await self._open()

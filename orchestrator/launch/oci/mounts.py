@@ -36,7 +36,7 @@ _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 class WritableRoot(NamedTuple):
     """`lowers`: folders, top first. `on_disk`: what is written goes to a file of FOLDER's disk. `owner`: the id,
     outside of the agent's namespace, that owns the root folder. `shifted`: `lowers` are to be shown with the ids
-    of the agent's namespace, but for number `own`, which has them; -1: none has."""
+    of the agent's namespace, but for those with the numbers `own`, which have them."""
 
     lowers: Sequence[str]
     size_bytes: int
@@ -44,7 +44,7 @@ class WritableRoot(NamedTuple):
     on_disk: bool
     owner: int
     shifted: bool
-    own: int = -1
+    own: Sequence[int] = ()
 
 
 class AgentNamespace(NamedTuple):
@@ -123,7 +123,9 @@ def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
     # Mounted in any case: the sandbox can read where the folders are that the overlay is made of.
     lowers = [
         _lower(
-            lower, os.path.join(folder, str(number)), namespace if root.shifted and number != root.own else None
+            lower,
+            os.path.join(folder, str(number)),
+            namespace if root.shifted and number not in root.own else None,
         )
         for number, lower in enumerate(root.lowers)
     ]

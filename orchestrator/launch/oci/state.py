@@ -87,6 +87,8 @@ class _Below:
 def _move(upper: str, scope: str, kept: Sequence[str], below: _Below, mark: str) -> None:
     for path in kept:
         way = [part for part in path.split("/") if part]
+        if not way or {".", ".."} & {*way}:
+            raise OSError(0, f"{path!r} is no path of what is kept")
         source = _Way(upper, way[:-1], mark)
         try:
             there = source.status(way[-1])

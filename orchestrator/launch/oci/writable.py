@@ -57,7 +57,7 @@ def root_request(
 
 def _state(state: State, at: int, mark: str) -> dict[str, Any]:
     scope = {"kept": state.kept, "dropped": state.dropped, "merged": state.merged, "mark": mark}
-    return {"of": state.sandbox.sandbox_id, "at": at, **scope}
+    return {"of": [sandbox.sandbox_id for sandbox in state.sandboxes], "at": at, **scope}
 
 
 def agent_arguments(uid: int, gid: int) -> tuple[str, ...]:

@@ -52,8 +52,11 @@ _TOOL = {
         },
     },
 }
-# What the families of models begin a call with: a message with it, and without a call, is no answer.
-_CALL_BEGINS = re.compile(r"<tool_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]|<\uff5ctool|^\s*\{\s*\"name\"")
+# What the families of models begin a call with; and a call as JSON in the text, as small models write it.
+# A message with it, and without a call, is no answer.
+_CALL_BEGINS = re.compile(
+    r"<tool_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]|<\uff5ctool|\"name\"\s*:\s*\"bash\""
+)
 _UNREADABLE = "[no command was run: {what} cannot be read]"
 _CUT = "[your message was cut off: it was too long; no command was run]"
 _LAST = "You have used up your steps, and no more commands are run. Write your answer."

@@ -76,6 +76,7 @@ async def test_calls_as_data_are_answered_one_by_one(places: Places) -> None:
             *("[1]", '"ls"', {"cmd": "ls"}, {"command": ["ls"]}, "{", {"command": "a\0b"}, {"command": "echo on"})
         ),
         calling(text='<tool_call>\n{"name": "bash", "arguments": "ls"}\n</tool_call>'),
+        calling(text='```json\n{\n  "name": "bash",\n  "arguments": {"command": "ls"}\n}\n```'),
         calling(text="<tool_call>\nls", finish=pb.FINISH_REASON_LENGTH),
         calling(text="I think and th", finish=pb.FINISH_REASON_LENGTH),
         calling(text=" 42\n"),
@@ -96,7 +97,7 @@ async def test_calls_as_data_are_answered_one_by_one(places: Places) -> None:
     assert "NUL" in nonsense[5]
     assert nonsense[6] == "on\n[exit code 0]"
     assert [m.content for m in talk[13:] if m.role == pb.ROLE_USER] == [
-        "[no command was run: the call cannot be read]",
+        *["[no command was run: the call cannot be read]"] * 2,
         *["[your message was cut off: it was too long; no command was run]"] * 2,
     ]
 

@@ -209,6 +209,13 @@ async def test_a_command_that_ends_what_runs_it_costs_the_processes(places: Plac
     assert seen[3] == f"{places.workspace}\n[exit code 0]"
 
 
+async def test_a_frame_that_a_command_forges_is_not_taken_for_the_end_of_one(places: Places) -> None:
+    forge = "printf '\\0\\0\\0\\2{}' > /proc/$PPID/fd/4; echo forged"
+    seen, _ = await carried_out(places, [forge, "sleep 0.2; echo on"])
+    assert "[what runs commands broke: it sent a frame of another command; all processes were ended" in seen[0]
+    assert seen[1] == "on\n[exit code 0]"
+
+
 async def test_what_runs_in_the_background_is_heard_and_holds_nothing(places: Places) -> None:
     wait = "while [ ! -e mark ]; do sleep 0.1; done; echo now"
     commands = ["(sleep 1; echo later; touch mark) &", wait, "yes &", "sleep 0.2; echo seen", "echo on"]

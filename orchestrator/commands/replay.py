@@ -105,8 +105,8 @@ async def _fitting(engine: Orchestrator, tasks: dict[str, Task]) -> dict[str, Ta
 
 
 async def _built(engine: Orchestrator, tasks: dict[str, Task]) -> dict[str, Task]:
-    """The tasks with the images that they need, without those that have none any more."""
-    futures = [asyncio.wrap_future(engine.shared.built(task)) for task in tasks.values() if task.needs_images]
+    """The tasks with the images of their Dockerfiles, without those that have none any more."""
+    futures = [asyncio.wrap_future(engine.shared.built(task)) for task in tasks.values() if task.dockerfile]
     images = {task.task_id: task for task in await asyncio.gather(*futures)}
     for task in images.values():
         if isinstance(task, BadTask):

@@ -35,7 +35,7 @@ Number = Callable[[int], bool]  # whether the draw of this number is meant
 
 class Draws:
     """Counts on from call to call. `fitting` gives the task, or a BadTask in its place; `building` the same for a
-    task that needs images, when they are there. Thread-safe.
+    task that has a Dockerfile, when its image is there. Thread-safe.
 
     Draws are numbered in the order of the tasks. Those whose images are being made come when these are there; the
     others do not wait for them. Images are not made for draws that are `done`, nor for those that an earlier
@@ -128,7 +128,7 @@ class Draws:
             if draw is None:
                 continue
             task = draw.task
-            if isinstance(task, BadTask) or not task.needs_images or self._building is None:
+            if isinstance(task, BadTask) or task.dockerfile is None or self._building is None:
                 yield draw
             elif bad(draw.number):
                 lost[draw.number] = task.task_id

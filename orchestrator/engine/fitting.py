@@ -3,6 +3,8 @@
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
 from orchestrator.launch.oci.machine import lacks_memory, why_not_here
+from orchestrator.scorers.open import JUDGE
+from orchestrator.scorers.strategies import STRATEGIES
 from orchestrator.settings.config import Config
 from orchestrator.types import Task
 
@@ -12,6 +14,8 @@ _OF_A_BOX = ("workspace", "root", "cwd", "user")  # fields of a Task that the fi
 def why_unfit(task: Task, config: Config) -> str | None:
     """None: it makes one."""
     env, spec = config.env, config.sandbox_spec(task)
+    if task.grader is not None and task.answer is None and env.scoring_strategy in (*STRATEGIES, JUDGE):
+        return "it has tests in the place of an answer: --env.scoring_strategy grader runs them"
     if env.launcher == "process":
         own = [name for name in _OF_A_BOX if getattr(task, name) is not None]
         return f"its {own[0]} needs a sandbox with files of its own: not --env.launcher process" if own else None

@@ -76,7 +76,7 @@ def sandbox_of(task: Task, usual: SandboxSpec, storage_bytes: int) -> SandboxSpe
     CPUs and memory are the task's, more or less than usual. What it may write is no more than usual, which is the
     operator's word on memory or disk, and lies where it usually does.
     """
-    root = "writable" if task.workspace else task.root or usual.root
+    root = "writable" if task.workspace or task.grader else task.root or usual.root
     memory = max(task.memory_bytes, MIN_MEMORY_BYTES) if task.memory_bytes else usual.memory_bytes
     storage = min(task.storage_bytes or storage_bytes, storage_bytes)
     if storage_bytes <= usual.memory_bytes:

@@ -183,10 +183,10 @@ class RolloutWorker:
             yield task
 
     def _fits(self, task: Task | BadTask) -> bool:
-        """Whether the task can be rolled out. Blocks until its images are there, if it needs some."""
+        """Whether the task can be rolled out. Blocks until the image of its Dockerfile is there, if it has one."""
         engine = self._orchestrator.orchestrator
         task = engine.maker.fitting(task)
-        if isinstance(task, Task) and task.needs_images:
+        if isinstance(task, Task) and task.dockerfile is not None:
             task = engine.shared.built(task).result()
         return isinstance(task, Task)
 

@@ -488,6 +488,13 @@ def test_a_registry_may_hold_anything(tmp_path: Path, text: str) -> None:
         source(tmp_path)
 
 
+@pytest.mark.timeout(20)
+def test_a_registry_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "registry.json")
+    with pytest.raises(ConfigError, match="no regular file"):
+        source(tmp_path)
+
+
 def test_selection_works_as_for_other_sources(tmp_path: Path) -> None:
     for number, level in enumerate(("easy", "hard", "easy", "hard")):
         a_task(tmp_path / f"t{number}", f'[metadata]\ndifficulty = "{level}"\ntags = ["n{number}"]\n')

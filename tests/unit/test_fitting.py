@@ -14,7 +14,7 @@ from orchestrator.engine.task_needs import why_unfit
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.observer import Observer
 from orchestrator.settings.sources import load_config
-from orchestrator.types import BadTask, Task
+from orchestrator.types import BadTask, Grader, Task
 
 DOCKER, OCI, PROCESS = (("--env.launcher", name) for name in ("docker", "oci", "process"))
 WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
@@ -33,6 +33,13 @@ WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
         (OCI, {"root": "writable", "user": "1000", "image": "/images/a"}, None),
         (OCI, {"user": "1000"}, "its user needs"),
         (WRITABLE, {"user": "1000"}, None),
+        (
+            OCI,
+            {"grader": Grader("harbor")},
+            "it has tests in the place of an answer: --env.scoring_strategy",
+        ),
+        (OCI, {"grader": Grader("harbor"), "answer": "42"}, None),
+        ((*OCI, "--env.scoring_strategy", "python:a:b"), {"grader": Grader("harbor")}, None),
         (WRITABLE, {"memory_bytes": 1 << 50}, "a sandbox of 1073742336 MiB does not fit into this machine's"),
         (WRITABLE, {"user": "1000", "root": "read-only"}, "its user needs"),
         (PROCESS, {"environment": {"A": "1"}}, None),

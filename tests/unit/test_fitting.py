@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from orchestrator.engine.shared import Shared
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.observer import Observer
 from orchestrator.settings.sources import load_config
-from orchestrator.types import BadTask, Task
+from orchestrator.types import BadTask, Grader, Task
 
 DOCKER, OCI, PROCESS = (("--env.launcher", name) for name in ("docker", "oci", "process"))
+GRADER = Grader("command", command=("true",))
 WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
 
 
@@ -34,6 +36,12 @@ WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
         (OCI, {"user": "1000"}, "its user needs"),
         (WRITABLE, {"user": "1000"}, None),
         (WRITABLE, {"user": "1000", "root": "read-only"}, "its user needs"),
+        (DOCKER, {"grader": GRADER}, "its grader needs a root that can be written to: --env.launcher oci"),
+        (OCI, {"grader": GRADER}, None),
+        (OCI, {"grader": replace(GRADER, dockerfile="/d")}, "its grader has a Dockerfile of its own"),
+        ((*OCI, "--env.cluster", "ray"), {"grader": GRADER}, "its grader works on the files of this machine"),
+        ((*OCI, "--env.scoring_strategy", "grader"), {}, "it has no grader, and --env.scoring_strategy grader"),
+        (PROCESS, {"grader": GRADER}, "its grader needs a sandbox with files"),
         (PROCESS, {"environment": {"A": "1"}}, None),
         *(
             (PROCESS, {name: "x"}, f"its {name} needs a sandbox with files")

@@ -46,7 +46,7 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
     for tries_left in reversed(range(_TRIES)):
         try:
             if state is not None:
-                await state.end()
+                await state.kill()
             async with AsyncExitStack() as stack:
                 states = await _collected(task, grader, spec, launcher, state, stack)
                 return await _graded(task, grader, scope, _spec(spec, grader), launcher, states)

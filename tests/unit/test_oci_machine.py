@@ -466,6 +466,10 @@ def test_a_container_that_has_ended_is_an_oserror(shown: Path) -> None:
 # ---------------------------------------------------------------- how it ended
 
 
+async def never(name: str) -> None:
+    pytest.fail("nothing is to be killed")
+
+
 @pytest.mark.parametrize(
     ("status", "kills", "told"),
     [
@@ -485,7 +489,7 @@ def test_a_container_that_has_ended_is_an_oserror(shown: Path) -> None:
 async def test_whose_doing_an_end_is(
     tmp_path: Path, status: int, kills: str | None, told: tuple[int, bool] | None
 ) -> None:
-    sandbox = OciSandbox(UidPair(20_000, 20_001))
+    sandbox = OciSandbox(UidPair(20_000, 20_001), never)
     if kills is not None:
         sandbox.kills = tmp_path / "memory.oom_control"
         sandbox.kills.write_text(f"oom_kill_disable 0\nunder_oom 0\n{kills}\n")

@@ -55,7 +55,7 @@ async def seen(
     async with launcher.run(spec, Command(("/bin/sh", "-ec", wrote), 30, "/")) as box:
         end = await box.command_end()
         assert end.status == 0, box.last_words
-        await box.end()
+        await box.kill()
         state = State((box,), kept, dropped, merged)
         async with launcher.run(spec, Command(("/bin/sh", "-c", look), 30, "/"), state) as other:
             await other.command_end()

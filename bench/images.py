@@ -1,4 +1,5 @@
-"""Images that are nothing like ours beside ours, in turns: create to parked, and what a parked sandbox takes.
+"""Images that are nothing like ours beside ours, in turns: create to parked, and what a parked sandbox takes. And
+ours with a root that can be written to.
 
 "Within the image" is how it was before the runtime was a mount: the same sandbox without it, as our image has it
 all too. Memory is what the kernel counts for the sandbox alone: where each container has a file system of its own,
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +23,7 @@ import docker
 from docker.utils import kwargs_from_env
 
 from bench.boxes import sandbox_spec
-from bench.numbers import p50, ratio_of_pairs
+from bench.numbers import difference_of_pairs, p50, ratio_of_pairs
 from bench.report import Findings, Scale
 from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.base import Launcher
@@ -33,12 +35,13 @@ from orchestrator.launch.names import RUNTIME_MOUNT
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.machine import why_not_here
 from orchestrator.launch.oci.program import USUAL
+from orchestrator.types import STORAGE_INODES
 from tests.fakes.foreign_images import archive, loaded
 from tests.fakes.oci_images import stored_image
 
 TITLE = "images unlike ours; the runtime as a mount"
 MB = 1_000_000
-OURS, FOREIGN = "ours", "musl"
+OURS, FOREIGN, WRITABLE = "ours", "musl", "ours, writable"
 WITHIN = "within the image"
 
 
@@ -58,7 +61,7 @@ async def measure(scale: Scale) -> Findings:
 @asynccontextmanager
 async def _launcher(kind: type[Any]) -> AsyncIterator[tuple[Launcher, Channels]]:
     run_id = secrets.token_hex(8)
-    waived = frozenset({"mounts"})  # for WITHIN
+    waived = frozenset({"mounts", "id_ranges"})  # for WITHIN; for an ordinary user's WRITABLE
     launcher: Launcher = kind(run_id, max_sandboxes=64, waived=waived, advise=lambda line: None)
     with Channels(run_id) as channels:
         try:
@@ -69,10 +72,13 @@ async def _launcher(kind: type[Any]) -> AsyncIterator[tuple[Launcher, Channels]]
 
 async def _starts(found: Findings, scale: Scale, name: str, kind: type[Any], foreign: str) -> None:
     specs = {OURS: sandbox_spec(), FOREIGN: sandbox_spec(foreign)}
-    parked: dict[str, list[float]] = {OURS: [], FOREIGN: []}
+    if kind is OciLauncher:
+        own = replace(sandbox_spec(), root="writable", storage_bytes=512 << 20, storage_inodes=STORAGE_INODES)
+        specs[WRITABLE] = own
+    parked: dict[str, list[float]] = {which: [] for which in specs}
     async with _launcher(kind) as (launcher, channels):
         for number in range(-1, scale.pick(1, 20, 60)):
-            for which in (OURS, FOREIGN) if number % 2 else (FOREIGN, OURS):
+            for which in specs if number % 2 else reversed(specs):
                 started = time.perf_counter()
                 async with parked_sandbox(specs[which], launcher, channels.directory):
                     if number >= 0:  # the first of each looks at the image
@@ -81,6 +87,10 @@ async def _starts(found: Findings, scale: Scale, name: str, kind: type[Any], for
         found.add(f"create to parked, {name}, {which}, p50", p50(values) * 1e3, "ms")
     ratio = ratio_of_pairs(parked[FOREIGN], parked[OURS])
     found.add(f"create to parked, {name}, {FOREIGN} / {OURS}", ratio, "x", at_most=1.1, note="median of pairs")
+    if WRITABLE in parked:
+        more = difference_of_pairs(parked[WRITABLE], parked[OURS]) * 1e3
+        what = f"create to parked, {name}, {WRITABLE} - {OURS}"
+        found.add(what, more, "ms", at_most=10.0, note="median of pairs")
     found.samples |= {f"parked, {name}, {which}, s": values for which, values in parked.items()}
 
 

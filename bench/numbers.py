@@ -31,3 +31,8 @@ def p99(values: Sequence[float]) -> float:
 def ratio_of_pairs(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The median of the ratios of what was measured in turns: drift of the machine hits both sides of a pair."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def difference_of_pairs(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the differences, as above."""
+    return statistics.median(a - b for a, b in zip(ours, theirs, strict=True))

@@ -23,6 +23,11 @@ class EnvironmentUnusable(OrchestratorError):
     """Docker, image, tokenizer, endpoint, agent or scorer cannot be used. The text says what to do. Exit 3."""
 
 
+class ImageUnusable(EnvironmentUnusable):
+    """No sandbox can be made of an image, or none for the user that it is to run as, and that is not the machine's
+    doing. The run's own image: exit 3. A task's: outcome `bad_task`."""
+
+
 class BuildError(OrchestratorError):
     """A task's Dockerfile cannot be built, and that is not the machine's doing. Outcome `bad_task`."""
 

@@ -80,5 +80,9 @@ class EpisodeCrashed(EpisodeEnd):
     """The runner failed, or the orchestrator refused a call; `str(error)` says how."""
 
 
+class PlaceUnusable(EpisodeEnd):
+    """Code cannot work in the directory that the task names; `str(error)` says why."""
+
+
 class SupervisorGone(EpisodeEnd):
     """Pid 1 has ended, and the whole sandbox ends with it. Only the orchestrator can tell why."""

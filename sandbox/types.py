@@ -77,7 +77,7 @@ class SandboxTool:
     source: str
 
 
-AgentKind = Literal["code", "tool_calling", "program"]
+AgentKind = Literal["code", "tool_calling", "shell", "program"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class AgentSettings:
     kind: AgentKind = "code"
     prompt_templates: Mapping[str, Any] | None = None
     managed_agents: Sequence[pb.ManagedAgent] = ()
-    calls_as_data: bool = False  # of tool-calling agents; False: their calls are JSON in the text of a completion
+    calls_as_data: bool = False  # of agents that call tools; False: their calls are in the text of a completion
     max_parallel_completions: int = 1  # of a program, at a time
     max_token_length: int = 0  # that a conversation may have; 0: not known
 
@@ -213,7 +213,7 @@ class StepReport:
     agent: str = ""  # the managed agent's name; empty: the main agent
 
 
-StopReason = Literal["final_answer", "max_steps", "no_answer", "out_of_memory", "crashed"]
+StopReason = Literal["final_answer", "max_steps", "no_answer", "out_of_memory", "crashed", "bad_task"]
 
 
 @dataclass(frozen=True, slots=True)

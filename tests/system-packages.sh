@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests use beyond Python and Docker, where apt and root are at hand:
 # mmdebstrap makes a base image where no registry answers; gcc, musl and busybox make images unlike ours; chromium
-# looks at the report; runc makes sandboxes without Docker, with uidmap for ordinary users too, and buildah their image.
+# looks at the report; runc and crun make sandboxes without Docker, with uidmap for ordinary users too, and buildah
+# their image.
 # With REGISTER_RUNSC, gVisor too: on machines that are the tests' own, as it changes the Engine's configuration. And
 # Podman and Prometheus, whose packages start services where there is systemd.
 set -euo pipefail
@@ -18,6 +19,8 @@ packages() {
   [ -z "${REGISTER_RUNSC:-}" ] || command -v podman >/dev/null || missing+=(podman)
   [ -z "${REGISTER_RUNSC:-}" ] || command -v prometheus >/dev/null || missing+=(prometheus)
   command -v runc >/dev/null || [ -x /usr/sbin/runc ] || missing+=(runc)
+  # Podman would take it first, and it refuses machines that have control groups of v1 too.
+  [ ! -e /sys/fs/cgroup/cgroup.controllers ] || command -v crun >/dev/null || missing+=(crun)
   [ ${#missing[@]} -eq 0 ] && return 0
   install="apt-get install -y --no-install-recommends ${missing[*]}"
   if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

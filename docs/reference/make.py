@@ -21,7 +21,7 @@ _HEAD = """\
 Made by `python docs/reference/make.py` from the tables that `orchestrator COMMAND --help` reads. A setting
 `env.NAME` is the flag `--env.NAME VALUE`, the variable `ORCHESTRATOR_ENV__NAME` and the key `NAME` below `env:` in
 the file that `--config` names. How these go together, and the forms of values:
-[configuration.md](../configuration.md). Names in a path have at most 255 bytes.
+[configuration.md](../configuration.md). `orchestrator COMMAND --help all` lists the settings of a command.
 """
 # Long words of the command line for what a value may be, and the short ones of this page.
 _SHORT = (
@@ -56,17 +56,11 @@ def _command(command: Command) -> str:
     words = "".join(map(argument, command.arguments)) + " ..." * command.repeats
     text = f"### `orchestrator {command.name}{words}`\n\n{command.summary[0].upper()}{command.summary[1:]}.\n"
     arguments = "".join(f"- `{row.name.upper()}`: {_cell(row.text)}\n" for row in command.arguments)
-    rows = command.settings()
-    complete = [group for group, all_rows in _groups().items() if set(all_rows) <= set(rows)]
-    single = [row.key for row in rows if row.group not in complete]
-    settings = [f"those of {', '.join(complete)}"] * bool(complete) + [f"`{key}`" for key in single]
     parts = [text, arguments]
     if options := [row for row in command.options if row.name != "json"]:
         parts.append(_table(options, "flag"))
     if len(options) < len(command.options):
-        parts.append("`--json`: [an answer for programs](../runs.md#answers-for-programs).\n")
-    if settings:
-        parts.append(f"Settings: {', '.join(settings)}.\n")
+        parts.append("`--json`: [fields](../runs.md#answers-for-programs).\n")
     return "\n".join(part for part in parts if part)
 
 
@@ -81,7 +75,7 @@ def _groups() -> dict[str, list[Setting]]:
 
 
 def _table(rows: list[Setting] | tuple[Setting, ...], name: str) -> str:
-    lines = [f"| {name} | default | what it is; what is valid |", "|---|---|---|"]
+    lines = [f"| {name} | default | meaning, *valid values* |", "|---|---|---|"]
     for row in rows:
         shown = row.key if name == "setting" else row.flag
         also = f" Also {', '.join(f'`{flag}`' for flag in row.other_flags)}." if row.other_flags else ""

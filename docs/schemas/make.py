@@ -37,7 +37,7 @@ class Overrides(TypedDict):
     rollout_id: str
     task_id: str
     outcome: EndedName
-    agent: Literal["code", "tool_calling", "program"]
+    agent: Literal["code", "tool_calling", "shell", "program"]
     shared_identity: bool
     answer: str | None
     score_parts: dict[str, float]

@@ -1,4 +1,4 @@
-"""In which form smolagents' tool-calling agents call their tools: decided once, when a run opens."""
+"""In which form agents call their tools: decided once, when a run opens."""
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import ConfigError
@@ -7,11 +7,11 @@ from orchestrator.types import AgentSpec, CallFormat
 
 
 def call_format(settings: SamplingSettings, agent: AgentSpec, tokenizer: Tokenizer | None) -> CallFormat | None:
-    """The model's own format. None: JSON in the text, or no agent of the team calls tools.
+    """The model's own format. None: in the text, or no agent of the team calls tools.
 
     Raises ConfigError where a format is named and the model's chat template shows no tools.
     """
-    if not agent.calls_tools or settings.tool_call_format == "json":
+    if not agent.calls_tools or settings.tool_call_format in ("json", "fenced"):
         return None
     named = settings.named_call_format
     if tokenizer is None:

@@ -8,8 +8,8 @@ from orchestrator.agents.templates import read_templates
 from orchestrator.errors import ConfigError
 from orchestrator.settings.agent import AgentSettings
 from orchestrator.tools.base import FILE_TOOLS, HostTool
-from orchestrator.tools.brought import demand_tool_names, host_tool, sandbox_tool
 from orchestrator.tools.functions import Workers
+from orchestrator.tools.operator_tools import demand_tool_names, host_tool, sandbox_tool
 from orchestrator.types import ManagedAgent
 
 
@@ -23,7 +23,7 @@ def equip(settings: AgentSettings) -> Equipment:
     )
 
 
-def brought_host_tools(specs: Sequence[str], workers: Workers) -> dict[str, HostTool]:
+def operator_host_tools(specs: Sequence[str], workers: Workers) -> dict[str, HostTool]:
     """The operator's host tools by name; `workers` calls them. Imports their modules. Raises ConfigError."""
     tools = [host_tool(spec, workers) for spec in specs]
     demand_tool_names(name for name, _ in tools)

@@ -83,8 +83,8 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
                 "env.tokenizer_name: Atropos needs one; name the model's, or use `orchestrator process`"
             )
         super().__init__(
-            as_env_config(self.own_config, _folder(tokenizer.name)),
-            as_server_configs(self.own_config),
+            as_env_config(self.own_config.env, _folder(tokenizer.name)),
+            as_server_configs(self.own_config.openai),
             slurm=slurm,
             testing=testing,
         )

@@ -19,8 +19,8 @@ def demand_prompt_room(orchestrator: Orchestrator, limit: int, advice: Callable[
     """Raises ConfigError unless the agent's prompt has fewer tokens than `limit`. `advice`: the error's text, of
     the least that it has."""
     tokenizer, env, agent = orchestrator.hosts.tokenizer, orchestrator.config.env, orchestrator.maker.agent_spec()
-    ours = agent.kind == "tool_calling" and agent.call_format is not None
-    if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None or ours:
+    ours = agent.kind not in _FILES or (agent.kind == "tool_calling" and agent.call_format is not None)
+    if tokenizer is None or env.prompt_templates is not None or ours:
         return  # the prompt's text is not smolagents' own
     if limit <= (least := least_prompt_tokens(tokenizer, agent)):
         raise ConfigError(advice(least))

@@ -48,8 +48,7 @@ class AtroposSettings(Settings, group=ATROPOS, resume=Resume.FREE, commands=("se
     worker_timeout: float = row(
         -1.0,
         seconds(above=0, special=(-1.0,)),
-        "wall clock of each rollout of a group, if shorter than env.rollout_deadline; a slower one ends as "
-        "`timeout`; -1: none",
+        "wall clock of each rollout of a group, if shorter than env.rollout_deadline; -1: none",
         resume=Resume.FREE_DATA,
     )
     steps_per_eval: int = row(100, Integer(1), "trainer steps between two evaluations", resume=Resume.FREE_DATA)

@@ -146,7 +146,7 @@ class Service:
     async def serve(self) -> int:
         """Feeds the trainer until total_steps groups are delivered, or a signal. Raises what ends a run."""
         env = self.config.env
-        check_servable(self.config)
+        check_servable(self.config.env)
         path = run_directory_path(env)
         self.tracking.directory = self._observer.run_path = path
         session = Session(path, self.progress.say, self.tally, "serve")
@@ -154,20 +154,25 @@ class Service:
             return await session.until_stopped(self._serve(session), self._drain, env.drain_timeout)
         finally:
             if self._feed is not None:
-                closing_table(self.tally, self._rows(self._feed, path), wanted=total(self.config))
+                closing_table(self.tally, self._rows(self._feed, path), wanted=total(self.config.env))
 
     async def _serve(self, session: Session) -> int:
         tasks = self._read_tasks()
         async with (
             aiohttp.ClientSession() as http,
-            session.opened(self.opened(training=True), self._open_output, tasks.name) as (engine, _),
+            session.opened(self.opened(training=True), self._open_output, tasks.name, tasks.notes) as (engine, _),
         ):
             work = self.work
             self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
             self._no_sampled_ids = no_sampled_ids(engine.hosts)
             api = RunApi(self.config.env.rollout_server_url, http)
             evaluates = self._evaluates or self.config.env.eval_split is not None
-            terms = terms_of(engine.config, engine.hosts.capacity, evaluates=evaluates)
+            terms = terms_of(
+                engine.config.env,
+                servers=len(engine.config.openai),
+                sandboxes=engine.hosts.capacity,
+                evaluates=evaluates,
+            )
             feed = self._feed = Feed(api, self, lambda: work.stream, work.ledger, terms, self.progress.say)
             work.executor.settled = feed.wake
             engine.shared.drained.append(feed.drain)
@@ -318,7 +323,7 @@ class Service:
             self._check_prompt(limit, "the trainer's max_token_len")
             self.progress.say(f"note: lines end at {limit} tokens, below the trainer's {trainer.max_token_len}")
         if registration.checkpoint_dir and registration.checkpoint_interval > 0:
-            self._checkpoints = Checkpoints(registration.checkpoint_dir, name_of(self.config), fsync=env.fsync)
+            self._checkpoints = Checkpoints(registration.checkpoint_dir, name_of(self.config.env), fsync=env.fsync)
             if first and env.resume is None:
                 await self._go_on(self._checkpoints, registration.step)
         if self.tracking.wanted:
@@ -338,7 +343,7 @@ class Service:
         if position.dataset != self.work.ledger.begun.dataset or (seed is not None and seed != position.seed):
             raise ConfigError(
                 f"the checkpoint in {checkpoints.folder} is of {position.dataset} with seed {position.seed}; set "
-                f"these, or another --env.wandb_name than {name_of(self.config)}"
+                f"these, or another --env.wandb_name than {name_of(self.config.env)}"
             )
         self._go_to(position)
         self.progress.say(f"goes on at task {position.following}, where step {position.step} was")
@@ -408,7 +413,7 @@ class Service:
     async def _open_tracking(self) -> None:
         assert self._feed is not None
         group, project = await self._feed.connection.api.wandb()
-        name = f"{name_of(self.config)}-{self.registered_name}"
+        name = f"{name_of(self.config.env)}-{self.registered_name}"
         self.tracking.open(
             name=name, project=project or "rollouts", group=group, config=self.config.public()["env"]
         )

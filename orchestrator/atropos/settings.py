@@ -54,18 +54,18 @@ class OrchestratorServerConfig(APIServerConfig):  # type: ignore[misc]
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
 
 
-def as_env_config(config: Config, tokenizer_name: str) -> Any:
+def as_env_config(env: EnvSettings, tokenizer_name: str) -> Any:
     """The config for BaseEnv, without `data_path_to_save_groups`: BaseEnv's constructor would open that file."""
-    values = {name: _plain(getattr(config.env, name)) for name in _ENV_ROWS}
+    values = {name: _plain(getattr(env, name)) for name in _ENV_ROWS}
     values |= {"tokenizer_name": tokenizer_name, "data_path_to_save_groups": None}
     return OrchestratorEnvConfig(**values)
 
 
-def as_server_configs(config: Config) -> list[Any]:
+def as_server_configs(servers: Sequence[OpenAISettings]) -> list[Any]:
     """The servers for BaseEnv, which never samples: without keys, so that nothing can print them."""
     return [
         OrchestratorServerConfig(base_url=server.base_url, model_name=server.model_name, api_key="")
-        for server in config.openai
+        for server in servers
     ]
 
 

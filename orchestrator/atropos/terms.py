@@ -3,9 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from orchestrator.atropos.rows import AtroposSettings
 from orchestrator.engine.groups import open_groups
 from orchestrator.errors import ConfigError
-from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
+from orchestrator.settings.tasks import TaskSettings
 from orchestrator.types import Task
 
 
@@ -50,9 +52,8 @@ def check_batch_size(batch_size: int, group_size: int) -> None:
         )
 
 
-def check_servable(config: Config) -> None:
+def check_servable(env: EnvSettings) -> None:
     """Raises ConfigError for settings that cannot feed any trainer."""
-    env = config.env
     if env.group_policy.startswith("partial"):
         raise ConfigError(
             "env.group_policy: the run-api keeps groups back that are not of env.group_size; use backfill or drop"
@@ -65,26 +66,25 @@ def check_servable(config: Config) -> None:
         check_batch_size(env.batch_size, env.group_size)
 
 
-def terms_of(config: Config, sandboxes: int, *, evaluates: bool) -> Terms:
-    """The terms by the settings and the number of sandboxes at the start.
+def terms_of(env: EnvSettings, *, servers: int, sandboxes: int, evaluates: bool) -> Terms:
+    """The terms by the settings, the number of endpoints, and that of sandboxes at the start.
 
     A group's time limit is longer than its rollouts can take: they end by their own deadlines, and none is drawn
     again for being slow."""
-    env = config.env
-    workers = most_workers(config)
+    workers = _most_workers(env, servers)
     groups = min(open_groups(env, sandboxes), math.inf if workers is None else workers)
     deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)
     # Every rollout may use up its deadline, be tried again and be replaced, and wait for those of other groups.
     turns = math.ceil(groups * env.group_size / max(1, sandboxes))  # 0: the nodes are all away just now
     return Terms(
-        name=name_of(config),
+        name=name_of(env),
         group_size=env.group_size,
         max_token_length=env.max_token_length,
         workers=workers,
         deadline_s=deadline_s,
         longest_s=env.worker_timeout if env.worker_timeout > 0 else math.inf,
         worker_timeout_s=deadline_s * (env.max_retries + 1) * 2 * turns + 600.0,
-        total=total(config),
+        total=total(env),
         batch_size=env.batch_size if env.batch_size > 0 else None,
         max_batches=env.max_batches_offpolicy,
         weight=env.inference_weight if env.inference_weight > 0 else 1.0,
@@ -95,18 +95,17 @@ def terms_of(config: Config, sandboxes: int, *, evaluates: bool) -> Terms:
     )
 
 
-def most_workers(config: Config) -> int | None:
+def _most_workers(env: AtroposSettings, servers: int) -> int | None:
     """How many groups may be under way by Atropos' settings for it."""
-    env = config.env
     if env.max_num_workers > 0:
         return env.max_num_workers
     each = env.max_num_workers_per_node
-    return each * len(config.openai) if each > 0 else None
+    return each * servers if each > 0 else None
 
 
-def total(config: Config) -> int | None:
-    return config.env.total_steps if config.env.total_steps > 0 else None
+def total(env: TaskSettings) -> int | None:
+    return env.total_steps if env.total_steps > 0 else None
 
 
-def name_of(config: Config) -> str:
-    return config.env.wandb_name or "smolagents"
+def name_of(env: AtroposSettings) -> str:
+    return env.wandb_name or "smolagents"

@@ -296,6 +296,11 @@ def guidable(format: CallFormat | None) -> bool:
     return format not in (None, "qwen3_coder")
 
 
+def call_begins(format: CallFormat) -> str:
+    """What stands before every call, in all generations of its models."""
+    return FORMATS[format].begin(None, "").split()[0]
+
+
 def unclosed(format: CallFormat | None, opening: str) -> str:
     """What a demanded call that began like this lacks, if it ends with its arguments, as a schema has it."""
     inside = opening.endswith(('"arguments": ', '"parameters": '))

@@ -34,18 +34,26 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.host import check_host
 from orchestrator.doctor.machine import check_room
-from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError, os_error_as
+from orchestrator.errors import (
+    EnvironmentUnusable,
+    ImageUnusable,
+    LaunchError,
+    OrchestratorError,
+    RolloutError,
+    os_error_as,
+)
 from orchestrator.host.base import HostNow, Provision
 from orchestrator.host.local import LocalHost
 from orchestrator.host.open import open_local
 from orchestrator.host.setup import HostSetup
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
+from orchestrator.launch.docker.request import used_of_image
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.outcome import failed
 from orchestrator.rules.policy import Policy, Served
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.settings.config import Config
-from orchestrator.types import Attempt, Failed, Record
+from orchestrator.types import Attempt, Failed, Record, SandboxSpec
 
 _LINES = 100  # for people, between two pulses
 
@@ -155,6 +163,17 @@ class HostActor:
         """Removes all sandboxes and files. Idempotent."""
         self._local = None
         await uninterrupted(self._stack.aclose())
+
+    async def why_unfit(self, spec: SandboxSpec, image: Mapping[str, Any] | None) -> str | None:
+        """As of `Hosts`, on this node. `image`: as the run's machine describes the one that it sends when a
+        rollout needs it; None: it sends none."""
+        if image is None:
+            return await self.local.why_unfit(spec)
+        try:
+            used_of_image(spec.image, image)
+        except ImageUnusable as error:
+            return str(error)
+        return None
 
     # ------------------------------------------------------------ rollouts
 

@@ -1,8 +1,9 @@
 """The sandbox image on its way to nodes: saved once here, sent in pieces, loaded there. All of it blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import docker
 from docker.errors import DockerException
@@ -15,13 +16,18 @@ ENGINE_TIMEOUT_S = 600  # to save or load an image
 KEPT = 8  # saved images, more than are sent at a time: tasks may have thousands
 
 
-def image_id(name: str) -> str | None:
-    """The id of this machine's image of that name; None: there is none, or no Engine that answers."""
+def described(name: str) -> Mapping[str, Any] | None:
+    """This machine's image of that name; None: there is none, or no Engine that answers."""
     try:
         with closing(connect(CALL_TIMEOUT_S)) as engine:
-            image = inspect_image(engine, name)
+            return inspect_image(engine, name)
     except (EnvironmentUnusable, *UNREACHABLE):
         return None
+
+
+def image_id(name: str) -> str | None:
+    """The id of this machine's image of that name; None: as of `described`."""
+    image = described(name)
     return None if image is None else str(image["Id"])
 
 

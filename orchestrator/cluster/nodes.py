@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agents.equip import equip
-from orchestrator.cluster.image import SavedImages
+from orchestrator.cluster.image import SavedImages, described
 from orchestrator.cluster.members import Members
 from orchestrator.cluster.node import Node
 from orchestrator.cluster.order import Broken, NodeFacts, Opening, Order, for_node, settings_for_nodes, software
@@ -131,6 +131,17 @@ class Nodes:
 
     def now(self) -> Mapping[str, HostNow]:
         return {node.name: node.now for node in self._members.nodes.values()}
+
+    async def why_unfit(self, spec: SandboxSpec) -> str | None:
+        """What the last node says, if all that work say something."""
+        image, reason = None, None
+        if self._env.takes_docker and not spec.is_writable:
+            image = await asyncio.to_thread(described, spec.image)
+        for node in [node for node in self._members.nodes.values() if node.works]:
+            with suppress(SandboxLostError):
+                if (reason := await node.call(node.remote.why_unfit(spec, image))) is None:
+                    return None
+        return reason
 
     def turn(self) -> int:
         return self._line.turn()

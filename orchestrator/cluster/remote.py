@@ -1,13 +1,15 @@
 """A cluster and its host actors as a run sees them. `link` makes them of Ray."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from orchestrator.cluster.order import Broken, Delivery, Inspection, NodeFacts, Opening, Order, Pulse
 from orchestrator.completion.replay import Replayed
 from orchestrator.doctor.finding import Finding
 from orchestrator.rules.policy import Served
 from orchestrator.settings.config import Config
+from orchestrator.types import SandboxSpec
 
 
 class NodeLost(Exception):
@@ -36,6 +38,7 @@ class Remote(Protocol):
     async def carry_out(self, order: Order) -> Delivery: ...
     async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes | Broken: ...
     async def forget(self, rollout_id: str) -> None: ...
+    async def why_unfit(self, spec: SandboxSpec, image: Mapping[str, Any] | None) -> str | None: ...
     async def works(self) -> Broken | None: ...
     async def pulse(self) -> Pulse: ...
     async def drain(self) -> None: ...

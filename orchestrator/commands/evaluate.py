@@ -4,12 +4,13 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.session import Session
-from orchestrator.evaluation.evaluate import evaluation_config, measure
+from orchestrator.evaluation.evaluate import measure
 from orchestrator.evaluation.files import METRICS, SAMPLES, EvaluationFiles, finished_metrics
 from orchestrator.evaluation.measured import Evaluation
 from orchestrator.evaluation.table import print_evaluation
@@ -27,7 +28,7 @@ EXIT_INCOMPLETE = 1
 
 def run(config: Config, json: bool = False) -> int:
     """0: every sample was judged; 1: some are missing, or there was no task; 128 + n after a signal."""
-    return asyncio.run(_run(evaluation_config(config), json))
+    return asyncio.run(_run(replace(config, env=config.env.for_evaluation()), json))
 
 
 async def _run(config: Config, json: bool) -> int:
@@ -58,7 +59,7 @@ async def _run(config: Config, json: bool) -> int:
         return closing(files)
 
     async def work() -> int:
-        async with session.opened(orchestrator, open_output, tasks.name) as (engine, files):
+        async with session.opened(orchestrator, open_output, tasks.name, tasks.notes) as (engine, files):
             rows.append(("run directory", path))
             if (count := await asyncio.to_thread(tasks.count)) is not None:
                 progress.wanted = observer.wanted = min(progress.wanted or count, count)

@@ -44,7 +44,7 @@ async def work(config: Config, command: str = "process") -> int:
         return open_run(env, path, tally, engine.maker.group_format)
 
     async def make() -> int:
-        async with session.opened(orchestrator, open_output, tasks.name) as (engine, output):
+        async with session.opened(orchestrator, open_output, tasks.name, tasks.notes) as (engine, output):
             if ids := no_sampled_ids(engine.hosts):
                 rows.append(("token ids", ids))
             rows.extend([("groups file", output.groups.path), ("run directory", path)])

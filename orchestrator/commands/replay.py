@@ -15,11 +15,11 @@ from orchestrator.host.base import Hosts
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.redact import Secret
 from orchestrator.rules.text import printable
-from orchestrator.run.compared import Replayable, differences, plan_of
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.files import ROLLOUTS_FILE, read_description, record_of
 from orchestrator.run.line import RecordedAttempt
 from orchestrator.run.output import run_directory_path
+from orchestrator.run.replay import Replayable, differences, plan_of
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
@@ -81,7 +81,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
             calls = RecordedCalls(recorded.calls, recorded.call)
             tools = {name: RecordedTool(name, t, calls) for name, t in engine.hosts.tools.items()}
             executor = engine.maker.executor(tools=tools)
-            fitting = await _fitting(engine, await _built(engine, tasks))
+            fitting = await _built(engine, await _fitting(engine, tasks))
             await play(recorded.attempts(), fitting, engine.hosts, executor, config, counts)
         return 0 if counts["same"] == len(recorded.places) else EXIT_DIFFERENT
 
@@ -105,8 +105,8 @@ async def _fitting(engine: Orchestrator, tasks: dict[str, Task]) -> dict[str, Ta
 
 
 async def _built(engine: Orchestrator, tasks: dict[str, Task]) -> dict[str, Task]:
-    """The tasks with the images of their Dockerfiles, without those that have none any more."""
-    futures = [asyncio.wrap_future(engine.shared.built(task)) for task in tasks.values() if task.dockerfile]
+    """The tasks with their images, without those that no sandbox can be made of any more."""
+    futures = [asyncio.wrap_future(engine.shared.built(task)) for task in tasks.values() if task.has_own_sandbox]
     images = {task.task_id: task for task in await asyncio.gather(*futures)}
     for task in images.values():
         if isinstance(task, BadTask):

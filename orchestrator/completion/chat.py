@@ -144,7 +144,7 @@ class ChatCompleter:
                     if needs_tools:
                         raise EnvironmentUnusable(
                             f"{text}; start it with a parser of calls (vLLM: --enable-auto-tool-choice "
-                            "--tool-call-parser NAME), or set --env.tool_call_format json"
+                            "--tool-call-parser NAME), or set --env.tool_call_format json (a shell agent: fenced)"
                         ) from error
                     if notes is not None:
                         notes.append(f"{text}; a program's requests with tools will be refused")

@@ -38,6 +38,8 @@ class ControlTokens:
         self._longest = max((len(token.content) for token in tokens.values()), default=0)
         folded = {token.content.lower() for token in tokens.values()}
         self._all = "\n".join(sorted(folded))
+        lengths = range(1, self._longest)
+        self._heads, self._tails = [slice(n) for n in lengths], [slice(-n, None) for n in lengths]
         self._beginnings = {token[:end] for token in folded for end in range(1, len(token))}
         self._endings = {token[start:] for token in folded for start in range(1, len(token))}
         rewritten = normalizer is not None and any(token.normalized for token in tokens.values())
@@ -59,11 +61,10 @@ class ControlTokens:
         text = text.strip().lower()
         if not text or self._rewritten:
             return bool(text)
-        lengths = range(1, min(len(text) + 1, self._longest))
         return (
             text in self._all
-            or any(text[-length:] in self._beginnings for length in lengths)
-            or any(text[:length] in self._endings for length in lengths)
+            or not self._beginnings.isdisjoint(map(text.__getitem__, self._tails))
+            or not self._endings.isdisjoint(map(text.__getitem__, self._heads))
         )
 
     def found_in(self, text: str) -> list[int]:

@@ -25,7 +25,7 @@ from orchestrator.completion.prompt_text import (
 )
 from orchestrator.completion.reasoning import reasoning_chars
 from orchestrator.completion.shape import tools_text
-from orchestrator.types import Completion, Message, Tools, beginnings
+from orchestrator.types import Completion, Message, Tools, beginnings, shared
 
 # Conversations rendered to see whether a segment goes on: some templates print no assistant's text once.
 _TRIES = 4
@@ -34,7 +34,7 @@ _TRIES = 4
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One line: the conversation up to its last completion, and its ids if it has any. `completion` None:
-    nobody got one. `hash`: of that conversation. `before`: the same without that completion and its prompt."""
+    nobody got one. `hash`: of that conversation."""
 
     number: int
     messages: tuple[Message, ...] = ()
@@ -43,7 +43,6 @@ class Segment:
     ids: Ids = field(default_factory=ids_of)
     opening: str = ""
     hash: int = 0
-    before: Segment | None = None
 
 
 class Segments:
@@ -52,6 +51,8 @@ class Segments:
 
     def __init__(self) -> None:
         self._all: dict[int, Segment] = {}
+        self._earlier: dict[int, Segment] = {}  # each without its last completion and the prompt of that
+        self._hashed: tuple[tuple[Message, ...], list[int]] = (), [0]  # the last conversation, and its beginnings
 
     def get(self, number: int) -> Segment | None:
         return self._all.get(number)
@@ -66,7 +67,7 @@ class Segments:
         """The lines, and their last completions, that this conversation may continue: it has one message more at
         least, and (by its hash) begins like theirs. The latest comes first. `tools`: the same object as before
         where they are the same tools; None: whatever they were."""
-        hashes = beginnings(messages)
+        hashes = self._hashes(messages)
         for segment in reversed(self._all.values()):
             place = len(segment.messages)
             if (
@@ -78,21 +79,37 @@ class Segments:
             if place < len(messages) and segment.hash == hashes[place]:
                 yield segment, segment.completion
 
-    def append(self, segment: Segment) -> None:
-        """Puts a completion with its prompt behind its line."""
-        before = self._all.get(segment.number)
-        if before is not None:
-            before = replace(before, before=None)  # one step back is kept, no more
-        segment = replace(segment, hash=beginnings(segment.messages)[-1], before=before)
-        self._all = {**self._all, segment.number: segment}
+    def append(
+        self,
+        number: int,
+        messages: tuple[Message, ...],
+        tools: Tools,
+        completion: Completion,
+        ids: Ids | None = None,
+        opening: str = "",
+    ) -> None:
+        """Puts a completion with its prompt behind its line. `ids`: with those of the completion."""
+        ids = ids_of() if ids is None else ids
+        segment = Segment(number, messages, tools, completion, ids, opening, self._hashes(messages)[-1])
+        self._earlier[number] = self._all.get(number) or Segment(number)
+        self._all = {**self._all, number: segment}
 
     def abandon(self, number: int, completion: Completion) -> bool:
         """Takes back the line's last completion, which nobody got. False: it is not the last one."""
         segment = self._all[number]
         if segment.completion is not completion:
             return False
-        self._all = {**self._all, number: segment.before or Segment(number)}
+        self._all = {**self._all, number: self._earlier.pop(number, Segment(number))}
         return True
+
+    def _hashes(self, messages: tuple[Message, ...]) -> list[int]:
+        """As `beginnings`. Most conversations begin as the one before, which was hashed already."""
+        known, hashes = self._hashed
+        if messages is not known:
+            kept = shared(known, messages)
+            hashes = beginnings(messages[kept:], hashes[: kept + 1])
+            self._hashed = messages, hashes
+        return hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +190,7 @@ class TokenLine:
             raise ValueError("a line grows by sampled ids; this completion has none")
         learn_end(self._tokenizer, completion)
         ids = prompt.ids + ids_of(completion.tokens_T)
-        self.segments.append(Segment(prompt.segment, messages, prompt.tools, completion, ids, prompt.opening))
+        self.segments.append(prompt.segment, messages, prompt.tools, completion, ids, prompt.opening)
 
     def _appended(self, segment: Segment, completion: Completion, message: Message) -> str | None:
         """What the agent appended to the segment's completion, if the message is that; None: it is another one."""
@@ -263,9 +280,8 @@ class TokenLine:
         parts = begun(self._tokenizer, marked, opening, since=index + 1, tools=tools)
         first, *rest = self._shown(parts, tools)
         at, there = until.rfind(word), first.text.rfind(word)
-        if not at < end or at < 0 or there < 0:
-            return None
-        if not first.text.startswith(until[at:end], there):
+        # A template may leave the last call's arguments out, and print them once results follow.
+        if at < 0 or there < 0 or not first.text.startswith(until[at:end], there):
             return None
         return [Piece(first.text[there + end - at :]), *rest]
 

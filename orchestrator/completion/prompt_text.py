@@ -64,7 +64,9 @@ def pieces(
 
     def rendered(replacements: Mapping[int, str]) -> str:
         conversation = (
-            replace(m, content=m.content.replace(apart[i], replacements[i], 1)) if i in replacements else m
+            Message(m.role, m.content.replace(apart[i], replacements[i], 1), name=m.name)
+            if i in replacements
+            else m
             for i, m in enumerate(messages)
         )
         return tokenizer.render(tuple(conversation), generation_prompt=generation_prompt, tools=tools)

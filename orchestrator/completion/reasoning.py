@@ -40,6 +40,9 @@ TAGS = (
 _HEADERS = (_FINAL, *(tags.answer for tags in TAGS if tags.answer))  # agents get no part of them
 LONGEST_TAG = max(len(tags.opens) for tags in TAGS)
 _EMPTY = re.compile("|".join(rf"{re.escape(t.opens)}\s*{re.escape(t.closes[0])}\s*$" for t in TAGS))
+_OPENINGS = tuple(tags.opens for tags in TAGS)
+_PLAIN = (_COMMENTARY, *_HEADERS, *_OPENINGS)
+_BEGINNINGS = (*_PLAIN, *(_TURN + text for text in _PLAIN))
 _QUOTES = "'\"`"
 _SPACE = re.compile(r"\s*")
 
@@ -47,7 +50,9 @@ _SPACE = re.compile(r"\s*")
 def opened_by(prompt: str) -> str:
     """The tag that a prompt ends with, where the chat template itself opens the reasoning; else an empty text."""
     end = prompt[-2 * LONGEST_TAG :].rstrip()
-    return next((tags.opens for tags in TAGS if end.endswith(tags.opens)), "")
+    if not end.endswith(_OPENINGS):
+        return ""
+    return next(opens for opens in _OPENINGS if end.endswith(opens))
 
 
 def reasoning_chars(text: str, opened: str | None = "") -> int:
@@ -58,6 +63,8 @@ def reasoning_chars(text: str, opened: str | None = "") -> int:
     tag; a closing tag without an opening one shows that it did. Reasoning without an end is the whole text.
     """
     start = at = _behind_space(text, 0)
+    if opened == "" and not text.startswith(_BEGINNINGS, at):
+        return 0  # nearly always
     tags = _opening(text, at) or next((tags for tags in TAGS if tags.opens == opened), None)
     if tags is None and text.startswith((_COMMENTARY, _TURN + _COMMENTARY), at) and " to=" not in text:
         # gpt-oss may think behind a first message to the user. What it calls stands in such a message, too.

@@ -31,7 +31,7 @@ from orchestrator.launch.oci.machine import (
     why_no_containers,
     why_not_here,
 )
-from orchestrator.launch.oci.program import find_runtime
+from orchestrator.launch.oci.program import find_oci_runtime
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.types import SandboxSpec
@@ -123,7 +123,7 @@ def _limits(info: Mapping[str, Any], waived: frozenset[str]) -> Iterator[Finding
 async def _check_oci(settings: SandboxSettings, spec: SandboxSpec) -> AsyncIterator[Finding]:
     store = ImageStore()
     try:
-        program = find_runtime(settings.oci_runtime)
+        program = find_oci_runtime(settings.oci_runtime)
         version = await asyncio.to_thread(runtime_version, program)
     except EnvironmentUnusable as error:
         yield fail("runtime", str(error))

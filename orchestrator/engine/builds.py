@@ -1,10 +1,12 @@
-"""Brings tasks that have a Dockerfile to their images, ahead of their rollouts and in none of their slots."""
+"""Gets the images of tasks ready, ahead of their rollouts and in none of their slots: builds and fetches them, and
+finds those that no sandbox can be made of."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+import posixpath
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -15,62 +17,104 @@ from orchestrator.launch.uses import Uses
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.settings.sandbox import SandboxSettings
-from orchestrator.types import BadTask, Task
+from orchestrator.types import BadTask, SandboxSpec, Task
 
 if TYPE_CHECKING:
     from orchestrator.launch.image.task_images import TaskImages
 
-PARALLEL = 2  # builds at a time: they share the disk and the network with rollouts
+PARALLEL = 2  # builds at a time, and images looked at: they share the disk and the network with rollouts
 _TRIES = 3  # where the machine is at fault: its Engine may be restarting
 _BETWEEN_TRIES = Backoff(first_s=5.0, most_s=60.0)
+_FROM = "FROM "  # paths begin with a slash
+_MAX_PATH_CHARS = 1024
 
 
 class Builds:
-    """Of one run; made and closed in its event loop."""
+    """Of one run; made and closed in its event loop. `why_unfit`: as `Hosts` has it."""
 
-    def __init__(self, env: SandboxSettings, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        env: SandboxSettings,
+        sandbox_of: Callable[[Task], SandboxSpec],
+        why_unfit: Callable[[SandboxSpec], Awaitable[str | None]],
+        say: Callable[[str], None],
+    ) -> None:
         self._env = env
+        self._sandbox_of = sandbox_of
+        self._why_unfit = why_unfit
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(PARALLEL)
+        self._room_to_look = asyncio.Semaphore(PARALLEL)  # no look waits for a build
         self._opening = asyncio.Lock()
         self._images: TaskImages | None = None
         self._uses: Uses | None = None
-        self._ids: dict[str, asyncio.Task[str]] = {}  # of images, by the paths of their Dockerfiles
+        self._ids: dict[str, asyncio.Task[str]] = {}  # of images, by the paths of Dockerfiles, or behind FROM
+        self._unfit: dict[SandboxSpec, str] = {}
+        self._looks: set[asyncio.Task[str | None]] = set()  # under way
         self._stopped = False
 
     def begin(self, task: Task) -> Future[Task | BadTask]:
-        """The task with its image, or a BadTask with the reason why there is none. Where the run is being stopped,
-        it is cancelled, or the task as it was. Fails with EnvironmentUnusable where the machine cannot build.
-        Thread-safe."""
+        """The task with its image, or a BadTask with the reason why there is no sandbox for it. Where the run is
+        being stopped, it is cancelled, or the task as it was. Fails with EnvironmentUnusable where the machine
+        cannot build. Thread-safe."""
         return asyncio.run_coroutine_threadsafe(self._begun(task), self._loop)
 
     def stop(self) -> None:
-        """No build is begun any more, and those under way are cancelled."""
+        """Nothing is begun any more, and what is under way is cancelled."""
         self._stopped = True
-        for building in self._ids.values():
-            building.cancel()
+        for work in (*self._ids.values(), *self._looks):
+            work.cancel()
 
     async def aclose(self) -> None:
         """Returns when nothing of a build is left."""
         self.stop()
-        await asyncio.gather(*self._ids.values(), return_exceptions=True)
+        await asyncio.gather(*self._ids.values(), *self._looks, return_exceptions=True)
         if self._uses is not None:
             self._uses.close()
 
     async def _begun(self, task: Task) -> Task | BadTask:
-        path = task.dockerfile
-        if self._stopped or path is None:
+        if self._stopped:
             return task
+        if task.needs_images:
+            built = await self._built(task)
+            if isinstance(built, BadTask):
+                return built
+            task = built
+        look = asyncio.create_task(self._look(self._sandbox_of(task)), name=f"image of {task.task_id}")
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+        reason = await look
+        return task if reason is None else BadTask(task.task_id, reason)
+
+    async def _look(self, spec: SandboxSpec) -> str | None:
+        """Only what is wrong with an image is remembered: what is not known now may be known later."""
+        async with self._room_to_look:
+            reason = self._unfit.get(spec) or await self._why_unfit(spec)
+        if reason is not None:
+            self._unfit[spec] = reason
+        return reason
+
+    async def _built(self, task: Task) -> Task | BadTask:
         if reason := self._refusal:
             return BadTask(task.task_id, reason)
-        if path not in self._ids:
-            self._ids[path] = asyncio.create_task(self._image(Path(path)), name=f"image of {path}")
+        grader = task.grader
         try:
-            image = await asyncio.shield(self._ids[path])  # others may wait for it too
+            image, cwd = await self._made(task.dockerfile, task.image, task.cwd)
+            if grader is not None and (grader.dockerfile or grader.image):
+                own, place = await self._made(grader.dockerfile, grader.image, grader.cwd)
+                grader = replace(grader, image=own, cwd=place)
         except BuildError as error:
             return BadTask(task.task_id, str(error))
-        return replace(task, image=image)
+        return replace(task, image=image, cwd=cwd, grader=grader)
+
+    async def _made(self, dockerfile: str | None, image: str | None, cwd: str | None) -> tuple[str, str | None]:
+        """An image's id, and the working directory, the image's own for an empty one. Raises BuildError."""
+        key = dockerfile or f"{_FROM}{image}"
+        if key not in self._ids:
+            self._ids[key] = asyncio.create_task(self._image(key), name=f"image of {key}")
+        made = await asyncio.shield(self._ids[key])  # others may wait for it too
+        return made, await asyncio.to_thread(_workdir, made) if cwd == "" else cwd
 
     @property
     def _refusal(self) -> str:
@@ -81,19 +125,20 @@ class Builds:
             return "its Dockerfile is not built: give --env.dockerfiles if you trust where the tasks come from"
         return ""
 
-    async def _image(self, path: Path) -> str:
+    async def _image(self, key: str) -> str:
         async with self._room:
             for failures in itertools.count():
                 await asyncio.sleep(_BETWEEN_TRIES.pause_s(failures))
                 try:
                     images, uses = await self._opened()
-                    image = await images.image(path)
+                    named = key.removeprefix(_FROM) if key.startswith(_FROM) else None
+                    image = await (images.image(Path(key)) if named is None else images.named(named))
                     await asyncio.to_thread(uses.add, image)
                     return image
                 except EnvironmentUnusable as error:
                     if failures + 1 == _TRIES:
                         raise
-                    self._say(f"{path} cannot be built now, it is tried again: {error}")
+                    self._say(f"{key} cannot be built now, it is tried again: {error}")
         raise AssertionError("there is no last failure but the one that is raised")
 
     async def _opened(self) -> tuple[TaskImages, Uses]:
@@ -103,6 +148,18 @@ class Builds:
             if self._images is None:
                 self._images = await _open(self._env, self._say)
             return self._images, self._uses
+
+
+def _workdir(image: str) -> str:
+    """The working directory that an image names, which has been put into the store; `/`: none. Blocks. Raises
+    EnvironmentUnusable."""
+    from orchestrator.launch.oci.store import ImageStore
+
+    found = ImageStore().find(image)
+    place = None if found is None else found.config.get("WorkingDir")
+    if not isinstance(place, str) or not place.isprintable() or len(place) > _MAX_PATH_CHARS:
+        return "/"
+    return posixpath.normpath(f"/{place.lstrip('/')}")
 
 
 async def _open(env: SandboxSettings, say: Callable[[str], None]) -> TaskImages:

@@ -35,11 +35,11 @@ Number = Callable[[int], bool]  # whether the draw of this number is meant
 
 class Draws:
     """Counts on from call to call. `fitting` gives the task, or a BadTask in its place; `building` the same for a
-    task that has a Dockerfile, when its image is there. Thread-safe.
+    task with a sandbox of its own, when the image of that is there. Thread-safe.
 
     Draws are numbered in the order of the tasks. Those whose images are being made come when these are there; the
     others do not wait for them. Images are not made for draws that are `done`, nor for those that an earlier
-    process of the run found `bad`.
+    process of the run found `bad`: they stay it.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class Draws:
             if draw is None:
                 continue
             task = draw.task
-            if isinstance(task, BadTask) or task.dockerfile is None or self._building is None:
+            if isinstance(task, BadTask) or not task.has_own_sandbox or self._building is None:
                 yield draw
             elif bad(draw.number):
                 lost[draw.number] = task.task_id
-                yield replace(draw, task=BadTask(task.task_id, "its image could not be made"))
+                yield replace(draw, task=BadTask(task.task_id, "no sandbox could be made for it before"))
             elif done(draw.number):
                 yield draw
             else:

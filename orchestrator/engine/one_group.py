@@ -10,10 +10,10 @@ from orchestrator.agents.call_format import call_format
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import in_lines, sampled_by
 from orchestrator.engine.executor import Executor
-from orchestrator.engine.fitting import why_unfit
 from orchestrator.engine.group import GroupPolicy, run_group
 from orchestrator.engine.health import GROUPS, HealthGate
 from orchestrator.engine.shared import Shared
+from orchestrator.engine.task_needs import why_unfit
 from orchestrator.grading.grade import with_tests
 from orchestrator.host.base import Hosts, Provision
 from orchestrator.launch.names import WORKSPACE_DIR
@@ -24,6 +24,7 @@ from orchestrator.rules.plan import backfill, plan_group, seed_again
 from orchestrator.rules.waits import first_of
 from orchestrator.run.groups import GroupFormat
 from orchestrator.scorers.grade import grade
+from orchestrator.scorers.grader import GRADER
 from orchestrator.settings.config import Config
 from orchestrator.tasks.checks import with_checked
 from orchestrator.tools.base import HostTool
@@ -80,7 +81,12 @@ class GroupMaker:
         Raises EnvironmentUnusable."""
         if not isinstance(task, Task):
             return task
-        if reason := why_unfit(task, self.config):
+        env = self.config.env
+        if task.grader is None and env.scoring_strategy == GRADER:
+            return BadTask(
+                task.task_id, "it has no grader, and --env.scoring_strategy grader scores what one finds"
+            )
+        if reason := why_unfit(task, env, self.config.sandbox_spec(task)):
             return BadTask(task.task_id, reason)
         try:
             if task.workspace is not None:

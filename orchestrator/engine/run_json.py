@@ -51,7 +51,11 @@ async def _facts(maker: GroupMaker) -> dict[str, object]:
     tokenizer, description = hosts.tokenizer, await hosts.describe()
     identity = "its own" if maker.config.env.program is None else "that of model-written code"
     spec = maker.agent_spec()
-    calls = {"tool_calls": spec.call_format or "json"} if spec.calls_tools else {}
+    calls = (
+        {"tool_calls": spec.call_format or ("fenced" if spec.kind == "shell" else "json")}
+        if spec.calls_tools
+        else {}
+    )
     return {
         "tokenizer": tokenizer.name if isinstance(tokenizer, HubTokenizer) else None,
         "token_ids": "exact" if hosts.takes_ids else "from text",

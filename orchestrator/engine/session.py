@@ -1,7 +1,8 @@
 """A command's run from end to end: opens the engine and what is written, says what begins, and how to go on."""
 
+import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -61,14 +62,17 @@ class Session:
         engine: AbstractAsyncContextManager[Orchestrator],
         output: Callable[[Orchestrator], AbstractContextManager[O]],
         tasks: str,
+        notes: Callable[[], Sequence[str]] = tuple,
     ) -> AsyncIterator[tuple[Orchestrator, O]]:
         """Within this block the engine and its output are open, and everything is recorded. `tasks`: where they
-        come from, for display. Raises ConfigError, EnvironmentUnusable, RunLocked."""
+        come from, for display; `notes`: what is to be said of them. Raises ConfigError, EnvironmentUnusable,
+        RunLocked."""
         with ExitStack() as files:  # closed last: attempts that are cancelled on the way out are still recorded
             async with self.after, engine as orchestrator:
                 gc.freeze()  # what is imported lives as long as the process, and slows no collection down
                 observer, maker = orchestrator.observer, orchestrator.maker
                 opened = files.enter_context(output(orchestrator))
+                observer.notes += await asyncio.to_thread(notes)
                 await describe(opened.run, maker, tasks, opened.about)
                 observer.writer = opened.run
                 files.enter_context(ending(self.path, self.tally, lambda: orchestrator.cut_short))

@@ -31,7 +31,7 @@ from orchestrator.types import BadTask, Checked, Task
 @dataclass(frozen=True, slots=True)
 class Opened:
     """What there is while an orchestrator is open. `trial`: of a scorer that has to be tried first. `builds` None:
-    no task has a Dockerfile."""
+    no task has a sandbox of its own."""
 
     hosts: Hosts
     scorer: Scorer
@@ -88,7 +88,7 @@ class Shared:
             raise first_error(errors) from errors
         finally:
             self._opening = None
-        builds = Builds(config.env, observer.say)
+        builds = Builds(config.env, config.sandbox_spec, hosts.why_unfit, observer.say)
         stack.push_async_callback(builds.aclose)
         self.opened = Opened(hosts, scorer, Trial.of(scorer), builds)
         stack.callback(self._close)
@@ -110,7 +110,7 @@ class Shared:
     def built(self, task: Task) -> Future[Task | BadTask]:
         """As `Builds.begin`. Only while open."""
         builds = self.open_now.builds
-        assert builds is not None, "tests that open an engine by hand have no Dockerfiles"
+        assert builds is not None, "tests that open an engine by hand have no such tasks"
         return builds.begin(task)
 
     def drain(self) -> None:

@@ -17,21 +17,8 @@ from orchestrator.evaluation.measured import Evaluation
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.prices import Prices
-from orchestrator.settings.config import Config
 from orchestrator.tasks.base import Source
 from orchestrator.types import Group
-
-
-def evaluation_config(config: Config) -> Config:
-    """The settings of an evaluation: a group is the task's samples, at the evaluation's temperature, and a sample
-    that broke is not replaced by another draw. Nothing is too old or too equal to be counted. The scorer stays.
-    Applying this twice changes nothing more."""
-    env = config.env
-    temperature = env.temperature if env.eval_temperature is None else env.eval_temperature
-    env = replace(
-        env, group_size=env.eval_samples, group_policy="partial:1", zero_variance="keep", max_staleness=None
-    )
-    return replace(config, env=replace(env, temperature=temperature))
 
 
 async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -> Evaluation | None:
@@ -42,10 +29,10 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     off, that one is continued. metrics.json and samples.jsonl go there or to `env.data_dir_to_save_evals`. None:
     the run was drained before the end, and neither was written. Raises what ends a run; ConfigError, RunLocked.
     """
-    config = evaluation_config(orchestrator.config)
-    env = config.env
+    env = orchestrator.config.env.for_evaluation()
     tasks_at_once = min(open_groups(env, orchestrator.maker.hosts.capacity), env.max_eval_workers)
-    config = replace(config, env=replace(env, total_steps=-1, max_open_groups=tasks_at_once))
+    env = replace(env, total_steps=-1, max_open_groups=tasks_at_once)
+    config = replace(orchestrator.config, env=env)
     observer = Observer(say=orchestrator.observer.say, run_path=directory)
     beside = orchestrator.beside(config, observer, split="eval")
     evaluation = Evaluation(env.group_size, Prices.of(config.openai, env.price_table))

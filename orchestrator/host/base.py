@@ -97,6 +97,10 @@ class Hosts(Protocol):
     def now(self) -> Mapping[str, HostNow]:
         """How each host stands, by its name. Of a node of a cluster: when it last gave a sign of life."""
 
+    async def why_unfit(self, spec: SandboxSpec) -> str | None:
+        """Why the image or the user makes such a sandbox impossible, wherever it would be made. None: they do not,
+        or that is not known now. Gets the image ready on this machine."""
+
     def turn(self) -> int:
         """The next place in the order of groups. All rollouts of a group share one."""
 

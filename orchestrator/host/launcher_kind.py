@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from orchestrator.launch.usual import no_docker
+from orchestrator.launch.auto import no_docker
 from orchestrator.settings.sandbox import SandboxSettings
 
 

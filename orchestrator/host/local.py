@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.completion.replay import ReplayCompleter, Replayed
+from orchestrator.errors import EnvironmentUnusable, ImageUnusable, RolloutError
 from orchestrator.host.base import Host, HostNow, Provision, SlotNeedless
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.resources import Resources
@@ -95,6 +96,15 @@ class LocalHost:
                 starting_s=pool.starting_s,
             )
         return {self.name: now}
+
+    async def why_unfit(self, spec: SandboxSpec) -> str | None:
+        try:
+            await self.resources.launcher.check_image(spec)
+        except ImageUnusable as error:
+            return str(error)
+        except (EnvironmentUnusable, RolloutError) as error:  # the rollouts wait or fail by it, as any others
+            log.debug("the image %s is not looked at now: %s", spec.image, error)
+        return None
 
     def turn(self) -> int:
         return self._line.turn()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from pathlib import Path
 
-from orchestrator.agents.equip import brought_host_tools, check_team, equip
+from orchestrator.agents.equip import check_team, equip, operator_host_tools
 from orchestrator.completion.base import Completer
 from orchestrator.completion.callback import CallbackCompleter
 from orchestrator.completion.connect import one_answers
@@ -33,8 +33,8 @@ from orchestrator.rules.redact import Secret
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.settings.tools import ToolSettings
 from orchestrator.tools.base import HostTool
-from orchestrator.tools.brought import demand_tool_names
 from orchestrator.tools.functions import Workers
+from orchestrator.tools.operator_tools import demand_tool_names
 from orchestrator.types import FailedName, SandboxSpec
 
 
@@ -45,9 +45,9 @@ async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
     env, spec = config.env, config.sandbox_spec()
     equipment = await asyncio.to_thread(equip, env) if setup.equipment is None else setup.equipment
     workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
-    own = await asyncio.to_thread(brought_host_tools, env.host_tools, workers)
+    own = await asyncio.to_thread(operator_host_tools, env.host_tools, workers)
     # An agent is not told of tools that it cannot use.
-    web = {} if env.agent_kind == "program" else _web_tools(env, config.tavily_api_key, stack)
+    web = {} if env.agent_kind in ("program", "shell") else _web_tools(env, config.tavily_api_key, stack)
     demand_tool_names(web, own)
     tools = {**web, **own}
     check_team(env.managed_agents, equipment, tools)

@@ -74,7 +74,11 @@ async def run_rollout(
             duration_s=duration_s,
             waiting_s=waiting_s,
             cpu_s=cpu_s,
-            notes=(*((SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else ()), *trouble),
+            notes=(
+                *plan.task.notes,
+                *((SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else ()),
+                *trouble,
+            ),
             requests=lease.requests,
             output=output,
             changes=changes,
@@ -124,7 +128,7 @@ async def _output(ending: Ending, lease: Lease, sandbox: Sandbox) -> tuple[Endin
 
     The code that left the files is dead before the first one is sent, so their number or size gains it no time.
     """
-    if lease.output.rule is None or not isinstance(ending, Submission) or ending.reason == "crashed":
+    if lease.output.rule is None or not isinstance(ending, Submission) or ending.reason in ("crashed", "bad_task"):
         return ending, await lease.output.finish()
     came: object = None
     try:

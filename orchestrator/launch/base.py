@@ -99,6 +99,10 @@ class Launcher(Protocol):
     async def check(self, spec: SandboxSpec) -> None:
         """Checks that this machine can launch `spec`. Raises EnvironmentUnusable, which says what to do."""
 
+    async def check_image(self, spec: SandboxSpec) -> None:
+        """Gets the image ready, and looks up the user that the agent is to run as. Raises ImageUnusable if no
+        sandbox can be made with these, EnvironmentUnusable and RolloutError for what is not their doing."""
+
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest, for the run's record. Raises DockerError."""
 

@@ -126,7 +126,7 @@ def _root(seen: Confinement, bounds: RootBounds) -> Iterator[tuple[str, str]]:
     elif not (0 < root.size_bytes <= bounds.size_bytes and 0 < root.inodes <= bounds.inodes):
         yield "root_size", f"/ takes {root.size_bytes} bytes in {root.inodes} files"
     elif not (root.no_suid and root.no_dev):
-        yield "root_size", "/ is not nosuid and nodev"
+        yield "mounts", "/ is not nosuid and nodev"
 
 
 def _mounts(

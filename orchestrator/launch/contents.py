@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from orchestrator.errors import EnvironmentUnusable
+from orchestrator.errors import ImageUnusable
 from orchestrator.launch.names import RUNTIME_MOUNT
 
 PYTHON = f"{RUNTIME_MOUNT}/bin/python"
@@ -54,13 +54,11 @@ class Contents:
 
 
 def image_environment(image: str, entries: Iterable[str]) -> dict[str, str]:
-    """The ENV of an image. Raises EnvironmentUnusable: it is too large for a command line."""
+    """The ENV of an image. Raises ImageUnusable: it is too large for a command line."""
     parts = [entry.partition("=") for entry in entries]
     environment = {name: value for name, equals, value in parts if name and equals and "\0" not in name + value}
     if (
         size := sum(len(f"{name}={value}".encode("utf-8", "replace")) for name, value in environment.items())
     ) > _ENV_BYTES:
-        raise EnvironmentUnusable(
-            f"the ENV of the image {image} takes {size} bytes, at most {_ENV_BYTES} can be had"
-        )
+        raise ImageUnusable(f"the ENV of the image {image} takes {size} bytes, at most {_ENV_BYTES} can be had")
     return environment

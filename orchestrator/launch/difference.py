@@ -197,6 +197,8 @@ def _entries(
                     at = os.open(name, _FOLDER, dir_fd=folder.at)
                 except PermissionError:
                     left_out["unreadable"] += 1
+                    if before is None or before[1].st_mode != mode:
+                        yield _Entry(folder.at, name, path + "/", kind, status, before)
                     continue
                 is_new = _is_opaque(at, opaque)
                 lower = [] if is_new else _below(folder.lowers, name, opaque)

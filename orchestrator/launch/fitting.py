@@ -15,15 +15,19 @@ RUNC = "runc "  # how the note on its age begins
 
 def too_big(spec: SandboxSpec, memory_bytes: int, cpus: int) -> str | None:
     """Why one sandbox does not fit into a machine of this size, and what to do; None: it does."""
-    if spec.memory_limit_bytes > memory_bytes:
-        cure = "--env.sandbox_memory" + " or --env.sandbox_storage" * spec.is_writable
-        return (
-            f"a sandbox of {spec.memory_limit_bytes // MIB} MiB does not fit into this machine's "
-            f"{memory_bytes // MIB} MiB: lower {cure}"
-        )
+    if why := too_much_memory(spec, memory_bytes):
+        return f"{why}: lower --env.sandbox_memory" + " or --env.sandbox_storage" * spec.is_writable
     if spec.cpus > cpus:
         return f"a sandbox of {spec.cpus:g} CPUs does not fit into {cpus}: lower --env.sandbox_cpus"
     return None
+
+
+def too_much_memory(spec: SandboxSpec, memory_bytes: int) -> str | None:
+    """Why one sandbox does not fit into so much; None: it does."""
+    if spec.memory_limit_bytes <= memory_bytes:
+        return None
+    size, room = spec.memory_limit_bytes // MIB, memory_bytes // MIB
+    return f"a sandbox of {size} MiB does not fit into this machine's {room} MiB"
 
 
 def too_many(spec: SandboxSpec, max_sandboxes: int, memory_bytes: int) -> str | None:

@@ -16,11 +16,10 @@ from typing import Any
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.launch.names import ATTACHMENTS_DIR, CHANNEL_FOLDER, CHANNEL_GID, CHANNEL_MOUNT, WORKSPACE_DIR
 from orchestrator.launch.uids import UidPair
-from orchestrator.types import Attachment, SandboxSpec
+from orchestrator.types import MIN_MEMORY_BYTES, Attachment, SandboxSpec
 
 MIB = 1 << 20
 PROCESS_BYTES = 192 * MIB  # memory that files cannot take away from the processes
-MIN_MEMORY_BYTES = 256 * MIB
 MIN_PIDS = 48
 SUPERVISOR_PIDS = 24  # reserved for pid 1 and the runner, so that they can always fork
 OPEN_FILES = 1024

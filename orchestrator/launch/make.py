@@ -35,6 +35,6 @@ def make_launcher(
     docker = DockerLauncher(run_id, max_sandboxes=max_sandboxes, **options)
     if kind == "docker":
         return docker
-    from orchestrator.launch.usual import BothLaunchers
+    from orchestrator.launch.auto import BothLaunchers
 
     return BothLaunchers(docker, oci, oci_runtime, waived)

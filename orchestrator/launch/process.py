@@ -120,6 +120,9 @@ class ProcessLauncher:
             if find_spec(module) is None:
                 raise EnvironmentUnusable(f"{module} is not installed: run `pip install rollout-orchestrator`")
 
+    async def check_image(self, spec: SandboxSpec) -> None:
+        """There is no image."""
+
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Version and path of the interpreter."""
         return {"isolation": "none", "python": sys.version.split()[0], "executable": sys.executable}

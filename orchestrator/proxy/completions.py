@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from orchestrator.calls.declared import arguments_schema
 from orchestrator.calls.formats import guidable
@@ -32,7 +33,7 @@ from orchestrator.errors import (
 )
 from orchestrator.proxy.budgets import Budgets, LimitReached
 from orchestrator.proxy.clock import OwnClock
-from orchestrator.proxy.once import NumberedCalls
+from orchestrator.proxy.numbered_calls import NumberedCalls
 from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, Reply, RequestRefused
 from orchestrator.proxy.turns import ReadyPrompt, Turns
 from orchestrator.rules.blame import control_age_s, may_pass, needs_control, verdict
@@ -149,18 +150,19 @@ class Completions:
         if self._program:
             return ask
         kind = agent.kind_of(ask.agent)
-        calls = kind == "tool_calling" and ask.kind is CompletionKind.ACTION and agent.call_format is not None
+        acts = kind == "tool_calling" and ask.kind is CompletionKind.ACTION
+        calls = agent.call_format is not None and (acts or kind == "shell")
         if ask.stop or ask.count_only:
             raise ProtocolError("only a program may bring stop strings, or have tokens counted")
         if ask.wishes != Wishes(tools) or (tools and not calls):
             raise ProtocolError("only a program may bring other wishes than an agent's tools")
-        if any(message.name for message in ask.messages):
+        if any(map(attrgetter("name"), ask.messages)):
             raise ProtocolError("only a program may name who speaks")
-        if not tools and any(isinstance(message, CallMessage) for message in ask.messages):
+        if not tools and CallMessage in map(type, ask.messages):
             raise ProtocolError("calls and results in a request without tools")
         # Calls end with the turn, and their arguments may hold any text: nothing stops them before.
         tags = agent.code_tags if kind == "code" else None
-        return replace(ask, stop=() if tools else stop_strings(ask.kind, tags))
+        return replace(ask, stop=() if tools or kind == "shell" else stop_strings(ask.kind, tags))
 
     async def give_up(self, sequence: int) -> None:
         """Takes note that nobody waits for this completion: its client hung up. What is being sampled is
@@ -384,5 +386,7 @@ class Completions:
         if judged.sampled is not None and sampling is not None:
             self._kept(sampling, judged.sampled)
         refused = wishes != Wishes() and isinstance(error, EndpointRefusal)
-        advice = "; if it takes no tools, set --env.tool_call_format json" if refused else ""
+        advice = (
+            "; if it takes no tools, set --env.tool_call_format json (a shell agent: fenced)" if refused else ""
+        )
         return Reply(ended=self._end(judged.outcome, judged.detail + advice))

@@ -20,7 +20,7 @@ from orchestrator.proxy.budgets import Budgets, LimitReached
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.completions import Completions
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
-from orchestrator.proxy.once import NumberedCalls
+from orchestrator.proxy.numbered_calls import NumberedCalls
 from orchestrator.proxy.requests import AgentRequest, Reply, ToolReply
 from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.rules.outcome import Refused, Submission

@@ -21,7 +21,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.once import SequenceError
+from orchestrator.proxy.numbered_calls import SequenceError
 from orchestrator.proxy.pace import CALLS_PER_S, Pace
 from orchestrator.proxy.requests import AgentRequest, Reply, ToolReply
 from orchestrator.rules.waits import aside

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import count
+from operator import attrgetter
 
 import orjson
 
@@ -12,7 +13,7 @@ from orchestrator.calls.parsed import ParsedText
 from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
 from orchestrator.completion.base import count as tokens_of
 from orchestrator.completion.harmless import completed_by_tools, prints_name
-from orchestrator.completion.line import Prompt, Segment, Segments, TokenLine
+from orchestrator.completion.line import Prompt, Segments, TokenLine
 from orchestrator.completion.prompt_text import Opening
 from orchestrator.errors import RecordError
 from orchestrator.proxy.budgets import Budgets
@@ -104,7 +105,8 @@ class Turns:
     async def _prepared(self, ask: AgentRequest) -> ReadyPrompt:
         place = next(self._places)
         messages, tools, opening = await aside_if(ask.is_long, self._told, ask)
-        self.names_unused |= not {m.name for m in ask.messages} <= {"", *(m.name for m in messages)}
+        if any(names := set(map(attrgetter("name"), ask.messages))):
+            self.names_unused |= not names <= {"", *(m.name for m in messages)}
         kept = shared(self._conversation, messages)
         messages = (*self._conversation[:kept], *messages[kept:])  # a message that came again is kept once
         if not ask.count_only:  # of which nothing is kept
@@ -251,7 +253,7 @@ class Turns:
         if self._line is not None and prompt is not None:
             self._line.append(prompt, messages, completion)
         else:
-            self._segments.append(Segment(prepared.segment, messages, prepared.tools, completion))
+            self._segments.append(prepared.segment, messages, prepared.tools, completion)
         self._turns[prepared.place] = Turn(
             sequence=ask.sequence,
             kind=ask.kind,

@@ -14,8 +14,8 @@ from orchestrator.agents.equipment import Equipment, SandboxTool
 from orchestrator.calls.parsed import MAX_DEPTH, is_deeper
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy.left_files import OutputRule
+from orchestrator.proxy.protobuf import TooMany, read
 from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, Reply, ToolReply
-from orchestrator.proxy.unparsed import TooMany, read
 from orchestrator.rules.outcome import Submission
 from orchestrator.rules.text import holds_more, valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool
@@ -79,6 +79,7 @@ _AGENT_KINDS: dict[AgentKind, pb.AgentKind] = {
     "code": pb.AGENT_KIND_CODE,
     "tool_calling": pb.AGENT_KIND_TOOL_CALLING,
     "program": pb.AGENT_KIND_PROGRAM,
+    "shell": pb.AGENT_KIND_SHELL,
 }
 _OF_A_MOUNT = [field.name for field in fields(Mount)]
 _FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}

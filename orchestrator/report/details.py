@@ -17,9 +17,8 @@ LEFT_OUT = get_args(LeftOut)
 def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
     """What the page shows of one line of rollouts.jsonl besides its row, without tokens."""
     plan = mapping(line.get("plan"))
-    tags = texts(mapping(plan.get("agent")).get("code_tags"), 40)
     return {
-        "code_tags": tags if len(tags) == 2 and all(tags) else ["<code>", "</code>"],
+        "code_tags": _code_tags(mapping(plan.get("agent"))),
         "sampling": numbers(plan.get("sampling")),
         "exit": _exit(mapping(mapping(line.get("sandbox")).get("exit"))),
         "notes": texts(line.get("notes")),
@@ -50,6 +49,14 @@ def _grade(grade: object) -> dict[str, Any] | None:
         "duration_s": number(grade.get("duration_s")),
         "cpu_s": number(grade.get("cpu_s")),
     }
+
+
+def _code_tags(agent: dict[str, Any]) -> list[str]:
+    """Between which tags the model wrote code. Empty: its commands are calls, and the page shows the steps'."""
+    if agent.get("kind") == "shell":
+        return [] if agent.get("call_format") else ["```bash", "```"]
+    tags = texts(agent.get("code_tags"), 40)
+    return tags if len(tags) == 2 and all(tags) else ["<code>", "</code>"]
 
 
 def _changes(changes: object) -> dict[str, Any] | None:

@@ -194,6 +194,7 @@ function completionCard(title, completion, step, calls, tags) {
     completion.reasoning.trim() ? folded(["Reasoning, which the agent did not get"], "prompt",
       () => el("pre", "", shown(completion.reasoning.trim()))) : null,
     ...(completion.text || !completion.reasoning ? modelText(completion.text, tags) : []),
+    ...(tags.length || !step || !step.code ? [] : [part("code", step.code)]),
     calls.length ? el("div", "part-output", ...calls.map(toolCall)) : null,
     ...(step ? output(step) : []));
 }
@@ -211,13 +212,9 @@ function promptParts(completion) {
 // What the model wrote, in its own order: thought, code between the agent's tags, thought again.
 function modelText(text, [open, close]) {
   const pieces = [];
-  const add = (kind, piece) => {
-    if (!piece.trim()) return;
-    pieces.push(el("div", `part part-${kind}`, el("h3", "", kind),
-      el("pre", "", kind === "code" ? coloured(piece.replace(/^\n+|\s+$/g, "")) : shown(piece.trim()))));
-  };
+  const add = (kind, piece) => { if (piece.trim()) pieces.push(part(kind, piece)); };
   let from = 0;
-  for (;;) {
+  while (open) {
     const start = text.indexOf(open, from);
     if (start < 0) break;
     const end = text.indexOf(close, start + open.length);
@@ -227,6 +224,11 @@ function modelText(text, [open, close]) {
   }
   add("thought", text.slice(from));
   return pieces.length ? pieces : [el("p", "none", "The completion is empty.")];
+}
+
+function part(kind, text) {
+  return el("div", `part part-${kind}`, el("h3", "", kind),
+    el("pre", "", kind === "code" ? coloured(text.replace(/^\n+|\s+$/g, "")) : shown(text.trim())));
 }
 
 function toolCall(call) {

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.engine.group import GroupPolicy, verdict
-from orchestrator.run.compared import plan_of
 from orchestrator.run.earlier import restored
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.run.lines import dumps, text_at
+from orchestrator.run.replay import plan_of
 from orchestrator.types import Failed, Group, Member, Task
 
 T = TypeVar("T")

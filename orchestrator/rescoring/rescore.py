@@ -20,7 +20,6 @@ from orchestrator.engine.health import HealthGate
 from orchestrator.errors import RecordError, ScorerError
 from orchestrator.rules.text import error_line as error_text
 from orchestrator.rules.waits import first_error
-from orchestrator.run.compared import plan_of
 from orchestrator.run.line import (
     Counted,
     CountedBadTask,
@@ -30,6 +29,7 @@ from orchestrator.run.line import (
     recorded_line,
 )
 from orchestrator.run.lines import TextLine, dumps
+from orchestrator.run.replay import plan_of
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import ControlledScorer
 from orchestrator.scorers.processes import Ungraded, packed

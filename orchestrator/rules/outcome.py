@@ -5,6 +5,7 @@
 | a result: final answer | `finished`; `invalid_answer` unless it is UTF-8 text of at most 64 KiB |
 | a result: steps used up, no answer | `max_steps`, `no_answer` |
 | a result: the worker was killed for memory three times | `out_of_memory` |
+| a result: the task's place cannot be had | `bad_task`, or see below |
 | a result: the runner broke; or the container ended without a result | see below |
 | the proxy refused to serve on | the name it gave: `budget`, `context_length`, `max_steps`, `timeout`, |
 |  | `no_answer`, `llm_error`, `tool_error`, `bad_task`, `record_error` |
@@ -18,10 +19,12 @@ pages on purpose.
 A sandbox that crashes before its first completion ran none of the model's code: `sandbox_lost`. After that, a
 crash counts as the policy's doing, and no policy can earn another try by it: `out_of_memory` if the kernel killed
 pid 1 or the runner for memory, else `sandbox_crashed`.
+For the same reason a sandbox is believed that the task's place cannot be had only before its first completion.
 An exit code alone proves nothing: `os._exit(0)` gives 0, any kill gives 137, and the Engine's OOM flag is also set
 if only a child was killed and the container exited later by itself.
 Nothing is scored without a sampled token: then `context_length` becomes `bad_task`. A program without a completion
-is the operator's to mend, whatever it ended with: `agent_error`. Only if it ended while its first completion was
+is the operator's to mend, whatever it ended with: `agent_error`. So is an image without a shell for a shell agent,
+which gives up without a completion. Only if it ended while its first completion was
 awaited, the endpoint was slow or the program impatient: `llm_error`. For other agents, and for a completion
 without a token, every other scored end becomes `sandbox_lost`. If a program gave up later, while a completion was
 awaited, and the endpoint does not answer a neutral prompt either: `llm_error`.
@@ -122,7 +125,8 @@ def decide(
     if isinstance(outcome, Ended) and record.sampled_tokens == 0:
         if outcome.name is EndedName.CONTEXT_LENGTH:
             return Failed(FailedName.BAD_TASK, f"the task does not fit: {outcome.detail}"), None
-        if program and not record.turns:
+        gave_up = isinstance(ending, Submission) and ending.reason == "no_answer"
+        if (program or gave_up) and not record.turns:
             return _of_program(ending, outcome, awaited=awaited), None
         return Failed(FailedName.SANDBOX_LOST, _unsampled(outcome)), None
     return outcome, answer
@@ -150,7 +154,9 @@ def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
             return Failed(FailedName.LLM_ERROR, what), None
         case Submission(reason="final_answer", answer=answer):
             return _answered(answer)
-        case Submission(reason="crashed", detail=detail):
+        case Submission(reason="bad_task", detail=detail) if not record.turns:
+            return Failed(FailedName.BAD_TASK, redact(detail)), None
+        case Submission(reason="crashed" | "bad_task", detail=detail):
             return _crashed(record, SandboxExit(None, oom_killed=False, reason=detail)), None
         case Submission(reason=reason, detail=detail):
             return Ended(_BY_REASON[reason], detail), None

@@ -5,7 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from orchestrator.types import STORAGE_INODES, AgentSpec, Limits, RolloutPlan, Sampling, SandboxSpec, Split, Task
+from orchestrator.types import (
+    MIN_MEMORY_BYTES,
+    STORAGE_INODES,
+    AgentSpec,
+    Limits,
+    RolloutPlan,
+    Sampling,
+    SandboxSpec,
+    Split,
+    Task,
+)
 
 _SEED_BITS = 31  # every inference server takes such a seed; derived seeds have one bit less (see `derive_seed`)
 
@@ -61,15 +71,24 @@ def plan_group(
 
 def sandbox_of(task: Task, usual: SandboxSpec, storage_bytes: int) -> SandboxSpec:
     """The sandbox for rollouts of this task; `usual`: for tasks that ask for nothing of their own.
-    `storage_bytes`: what a writable root holds."""
+    `storage_bytes`: what a writable root holds.
+
+    CPUs and memory are the task's, more or less than usual. What it may write is no more than usual, which is the
+    operator's word on memory or disk, and lies where it usually does.
+    """
     root = "writable" if task.workspace or task.grader else task.root or usual.root
-    storage = (storage_bytes, STORAGE_INODES) if root == "writable" else (0, 0)
+    memory = max(task.memory_bytes, MIN_MEMORY_BYTES) if task.memory_bytes else usual.memory_bytes
+    storage = min(task.storage_bytes or storage_bytes, storage_bytes)
+    if storage_bytes <= usual.memory_bytes:
+        storage = min(storage, memory)
     return replace(
         usual,
         image=task.image or usual.image,
+        memory_bytes=memory,
+        cpus=task.cpus or usual.cpus,
         root=root,
-        storage_bytes=storage[0],
-        storage_inodes=storage[1],
+        storage_bytes=storage if root == "writable" else 0,
+        storage_inodes=STORAGE_INODES if root == "writable" else 0,
         layers=(task.workspace,) if task.workspace else (),
         user=task.user,
     )

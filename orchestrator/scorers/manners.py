@@ -1,7 +1,8 @@
-"""The form that actions of each kind of agent must have: code tags, tool calls.
+"""The form that actions of each kind of agent must have: code tags, tool calls, blocks with a command.
 
 `well_formed` and `gives_answer` look at one action as it was sampled. The form of a program's actions is unknown:
-they count as well formed if the model ended them itself, and the last one of a finished episode as the answer.
+they count as well formed if the model ended them itself, and the last one of a finished episode as the answer. The
+same holds for an action of a shell agent without a call: it ends the work.
 """
 
 import ast
@@ -10,12 +11,15 @@ import re
 import warnings
 from typing import Any
 
-from orchestrator.calls.formats import written
+from orchestrator.calls.formats import call_begins, written
 from orchestrator.calls.parsed import parsed
 from orchestrator.types import AgentSpec, Call, Completion, Turn
 
 _MAX_PARSED_CHARS = 64 << 10
 _MARKDOWN = ("```python", "```py")
+# As sandbox/runner/shell_agent.py reads them.
+_COMMAND_BEGINS = re.compile(r"^[ \t]*```(?:bash|sh|shell)[ \t]*$", re.MULTILINE)
+_COMMAND = re.compile(rf"{_COMMAND_BEGINS.pattern}\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _PIECE = re.compile(r"""(?P<call>(?<![\w.])final_answer[ \t]*\()|\#|(?P<quote>\"{3}|'{3}|["'])""")
 _REST_OF_STRING = {
     "'": re.compile(r"(?:[^\\\n]|\\[^\n])*?'"),
@@ -27,13 +31,18 @@ _REST_OF_STRING = {
 
 def well_formed(agent: AgentSpec, turn: Turn) -> bool:
     """Whether an action is exactly one code block, or one tool call, in the agent's form; where calls are data, at
-    least one call in the model's own format."""
+    least one call in the model's own format. A shell agent's action may also have none."""
     completion = turn.completion
     match agent.kind:
         case "code":
             return code_block(completion, agent.code_tags) is not None
         case "tool_calling":
             return bool(_calls(agent, turn) if turn.tools else tool_call(completion.visible))
+        case "shell":
+            text, cut = completion.visible, completion.finish_reason != "stop"
+            if turn.tools and agent.call_format is not None:
+                return not cut and bool(_calls(agent, turn) or call_begins(agent.call_format) not in text)
+            return not cut and len(_COMMAND_BEGINS.findall(text)) == len(_COMMAND.findall(text)) <= 1
     return completion.finish_reason == "stop"
 
 

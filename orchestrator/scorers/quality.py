@@ -7,7 +7,8 @@ or by the weights of `env.combined_weights`:
     format          share of action turns in the agent's own form (`manners`): one code block, one tool call, or
                     calls in the model's own format
     final_answer    1 when the episode finished and its last action turn calls `final_answer`
-    execution       share of action turns whose code or call ran without an error
+    execution       share of action turns whose code or call ran without an error, a shell's last command with
+                    exit code 0
     efficiency      1 − (steps − 1) / (max_steps − 1) for a finished episode, else 0
     length_penalty  weight × (characters − 2000) / 1000 for a longer answer, at most .30
 
@@ -21,6 +22,7 @@ from collections.abc import Mapping
 from orchestrator.scorers.manners import gives_answer, well_formed
 from orchestrator.scorers.weights import COMBINED_WEIGHTS
 from orchestrator.types import (
+    AgentSpec,
     CompletionKind,
     Ended,
     EndedName,
@@ -39,6 +41,7 @@ MAX_LENGTH_PENALTY = 0.3
 # comes after "Observation:", so it cannot stand in the place of an error.
 _ERROR = re.compile(r"(?:Call id: \S+\n)?Error:\n")
 _ERROR_BELOW = re.compile(r"\n(?:Call id: \S+\n)?Error:\n")
+_SUCCEEDED = re.compile(r"(?:^|\n)\[exit code 0\]\Z")
 _ADVICE = "If you have retried several times, try a completely different approach."
 
 
@@ -57,7 +60,7 @@ def quality(
     if turns:
         parts["format"] = sum(well_formed(plan.agent, turn) for turn in turns) / len(turns)
         parts["final_answer"] = float(finished and gives_answer(plan.agent, turns[-1]))
-        parts["execution"] = _ran_well(record, finished) / len(turns)
+        parts["execution"] = _ran_well(plan.agent, record, finished) / len(turns)
         parts["efficiency"] = _efficiency(len(turns), plan.agent.max_steps) if finished else 0.0
     parts["length_penalty"] = length_penalty(record.answer, length_penalty_weight)
     weighted = sum(weights.get(name, 0.0) * parts[name] for name in WEIGHTS)
@@ -75,12 +78,13 @@ def _efficiency(steps: int, max_steps: int) -> float:
     return 1.0 if max_steps <= 1 else min(1.0, max(0.0, 1.0 - (steps - 1) / (max_steps - 1)))
 
 
-def _ran_well(record: Record, finished: bool) -> int:
+def _ran_well(agent: AgentSpec, record: Record, finished: bool) -> int:
     """How many action turns were followed, in a later request, by an observation without an error.
 
     The last turn has no observation. In a finished episode it gave the answer and counts; in any other its result
     is unknown, and it does not count.
     """
+    is_error = _is_failure if agent.kind == "shell" else _is_error
     talks = conversations(record.turns)
     main = [(turn, talk) for turn, talk in zip(record.turns, talks, strict=True) if not turn.agent]
     good = 0
@@ -88,7 +92,7 @@ def _ran_well(record: Record, finished: bool) -> int:
         if turn.kind is not CompletionKind.ACTION:
             continue
         if following := _messages_after(talk, [later for _, later in main[index + 1 :]]):
-            good += not any(_is_error(m) for m in following if m.role in ("user", "tool"))
+            good += not any(is_error(m) for m in following if m.role in ("user", "tool"))
         else:
             good += finished
     return good
@@ -104,6 +108,11 @@ def _messages_after(talk_so_far: tuple[Message, ...], later: list[tuple[Message,
         if talk[: len(talk_so_far)] == talk_so_far:
             return talk[len(talk_so_far) :]
     return later[0][shared(talk_so_far, later[0]) :] if later else ()
+
+
+def _is_failure(message: Message) -> bool:
+    """Whether a command of a shell agent failed, or could not be run."""
+    return not _SUCCEEDED.search(message.content)
 
 
 def _is_error(message: Message) -> bool:

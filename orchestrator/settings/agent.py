@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from orchestrator.rules.text import is_name, path_of
 from orchestrator.settings.json_kinds import Json, Texts, json_value
@@ -14,7 +14,7 @@ from orchestrator.settings.row import RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import AgentKind, AgentSpec, ManagedAgent, SandboxSpec
 
-_AGENT = re.compile(r"code|tool_calling|program:\S.*")
+_AGENT = re.compile(r"code|tool_calling|shell|program:\S.*")
 _MODULE = re.compile(r"\*|[A-Za-z_]\w*(?:\.\w+)*(?:\.\*)?")
 _IMPORTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _OBJECTS = Texts(Text("of the form python:MODULE:TOOL", "TOOL", re.compile(rf"python:{OBJECT}").fullmatch))
@@ -23,7 +23,8 @@ MAX_AGENTS = 16
 _IN_PATTERNS = frozenset(r".^$*+?{}[]\|()")  # smolagents uses tags as regular expressions
 _MAX_TAG_CHARS = 40
 _MAX_DESCRIPTION_CHARS = 4_000
-_KINDS: tuple[AgentKind, ...] = ("code", "tool_calling")
+SMOLAGENTS: tuple[AgentKind, ...] = ("code", "tool_calling")
+_OURS: tuple[AgentKind, ...] = (*SMOLAGENTS, "shell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def _managed(raw: object) -> ManagedAgent:
         raise ValueError
     if not isinstance(description, str) or not 0 < len(description.strip()) <= _MAX_DESCRIPTION_CHARS:
         raise ValueError
-    if kind is not None and kind not in _KINDS:
+    if kind is not None and kind not in SMOLAGENTS:
         raise ValueError
     steps = raw.get("max_steps")
     return ManagedAgent(
@@ -108,9 +109,9 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
 
     agent: str = row(
         "code",
-        forms("AGENT", _is_agent, "code", "tool_calling", "program:PATH"),
-        "what solves the task: smolagents' CodeAgent or ToolCallingAgent, or a program that calls OpenAI's or "
-        "Anthropic's API",
+        forms("AGENT", _is_agent, "code", "tool_calling", "shell", "program:PATH"),
+        "what solves the task: smolagents' CodeAgent or ToolCallingAgent, a shell's commands, or a program that "
+        "calls OpenAI's or Anthropic's API",
         resume=Resume.CODE,
         commands=(*RUNS, "replay"),
         from_run=("replay",),
@@ -118,27 +119,27 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
     program_preload: tuple[str, ...] = row(
         (),
         Texts(Text("a module", "MODULE", _IMPORTED.fullmatch)),
-        "modules that a sandbox imports for the program before there is a task, so that no rollout waits for it",
+        "modules that sandboxes import for the program ahead of their tasks",
         resume=Resume.FREE,
         to=(SandboxSpec, "preload"),
-        only_for="program",
+        only_for=("program",),
     )
     planning_interval: int | None = row(
         None,
         Integer(1, 10_000),
         "steps between two plans",
         to=(AgentSpec, "planning_interval"),
-        only_for="smolagents",
+        only_for=SMOLAGENTS,
     )
     final_answer_at_max_steps: bool = row(
         False,
         Flag(),
         "one more completion for an answer when the steps are used up",
         to=(AgentSpec, "final_answer_at_max_steps"),
-        only_for="smolagents",
+        only_for=_OURS,
     )
     instructions: str | None = row(
-        None, Text(), "added to the agent's system prompt", to=(AgentSpec, "instructions"), only_for="smolagents"
+        None, Text(), "added to the agent's system prompt", to=(AgentSpec, "instructions"), only_for=_OURS
     )
     prompt_templates: Path | None = row(
         None,
@@ -148,28 +149,28 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
         unset="smolagents' own",
         commands=(*RUNS, "replay"),
         from_run=("replay",),
-        only_for="smolagents",
+        only_for=SMOLAGENTS,
     )
     authorized_imports: tuple[str, ...] = row(
         ("*",),
         Texts(Text("a module, or * for any", "MODULE", _MODULE.fullmatch)),
         "modules that the prompt names as importable; the sandbox itself forbids none",
         to=(AgentSpec, "authorized_imports"),
-        only_for="smolagents",
+        only_for=SMOLAGENTS,
     )
     code_block_tags: tuple[str, str] = row(
         ("<code>", "</code>"),
         Tags(),
         "what a code agent writes its code between",
         to=(AgentSpec, "code_tags"),
-        only_for="smolagents",
+        only_for=SMOLAGENTS,
     )
     managed_agents: tuple[ManagedAgent, ...] = row(
         (),
         ManagedAgents(),
         "agents that the main one can call, each with steps of its own",
         to=(AgentSpec, "managed_agents"),
-        only_for="smolagents",
+        only_for=SMOLAGENTS,
     )
     sandbox_tools: tuple[str, ...] = row(
         (),
@@ -178,7 +179,7 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
         resume=Resume.CONFIRM,
         commands=(*RUNS, "replay"),
         from_run=("replay",),
-        only_for="smolagents",
+        only_for=SMOLAGENTS,
     )
     host_tools: tuple[str, ...] = row(
         (),
@@ -187,15 +188,13 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
         resume=Resume.CONFIRM,
         commands=(*RUNS, "replay"),
         from_run=("replay",),
-        only_for="smolagents",
+        only_for=SMOLAGENTS,
     )
 
     @property
     def agent_kind(self) -> AgentKind:
         """`env.agent` without the path of a program."""
-        if self.agent.startswith("program:"):
-            return "program"
-        return "tool_calling" if self.agent == "tool_calling" else "code"
+        return cast("AgentKind", self.agent.partition(":")[0])
 
     @property
     def program(self) -> Path | None:

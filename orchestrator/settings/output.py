@@ -66,7 +66,7 @@ class OutputSettings(Settings, group="Output", resume=Resume.FREE, commands=RUNS
     view_port: str | None = row(
         None,
         Text("a port, or HOST:PORT for others than this machine", "[HOST:]PORT", _PORT.fullmatch),
-        "the report of the run under way, at an address with a token that is told at the start; 0: a free port",
+        "the report of the run under way, in a browser; 0: a free port",
     )
     compress: Literal["none", "zstd"] = row(
         "none",

@@ -89,8 +89,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
     trained_segments: Literal["main_line", "all_segments"] | None = row(
         None,
         Choice(("main_line", "all_segments")),
-        "main_line: one line of ids per rollout; all_segments: plans, rewritten histories and what was asked "
-        "aside too; auto: as the trainer can take; docs/training.md",
+        "which of a rollout's lines of ids are trained; auto: as the trainer can take; docs/training.md",
         unset=AUTO,
         commands=("process", "serve", "rescore", "export"),
         from_run=("export", "rescore"),
@@ -100,7 +99,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         Choice(get_args(MainLine)),
         "of a program: which line is trained where a rollout has one; auto: longest; docs/training.md",
         unset=AUTO,
-        only_for="program",
+        only_for=("program",),
     )
     train_mixed_versions: bool = row(
         True,

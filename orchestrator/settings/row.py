@@ -12,6 +12,7 @@ from typing import Any, Literal
 from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import shown
 from orchestrator.settings.kinds import Choice, Key, Kind
+from orchestrator.types import AgentKind
 
 AUTO = "auto"
 TASKS = "Tasks"
@@ -52,7 +53,7 @@ class Setting:
     `unset`: what None means, in words, for a setting that may be left open; None for the others. `resume`: None
     for options and keys. `commands`: those that take it. `from_run`: those that take it from the run they look at,
     if it is not given. `to`: a spec and the field of it that the value is copied to. `only_for`: the agents that
-    it has a meaning for. `first_run`: the commands whose short help shows it.
+    it has a meaning for; empty: all. `first_run`: the commands whose short help shows it.
     """
 
     default: Any
@@ -65,7 +66,7 @@ class Setting:
     commands: tuple[CommandName, ...] = ()
     from_run: tuple[CommandName, ...] = ()
     to: tuple[type, str] | None = None
-    only_for: Literal["smolagents", "program"] | None = None
+    only_for: tuple[AgentKind, ...] = ()
     first_run: tuple[CommandName, ...] = ()
     section: str = ""
     name: str = ""
@@ -167,7 +168,7 @@ def row(
     commands: tuple[CommandName, ...] = (),
     from_run: tuple[CommandName, ...] = (),
     to: tuple[type, str] | None = None,
-    only_for: Literal["smolagents", "program"] | None = None,
+    only_for: tuple[AgentKind, ...] = (),
     first_run: tuple[CommandName, ...] = (),
     group: str = "",
 ) -> Any:

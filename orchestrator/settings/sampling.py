@@ -94,11 +94,11 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
         "endpoints that render it themselves",
         from_run=("replay", "export", "rescore"),
     )
-    tool_call_format: Literal["auto", "json", CallFormat] = row(
+    tool_call_format: Literal["auto", "json", "fenced", CallFormat] = row(
         "auto",
-        Choice(("auto", "json", *get_args(CallFormat))),
-        "how the model writes calls of tools; auto: as its chat template shows; json: tool_calling agents write "
-        "them as JSON in their text, as they do with auto where the template shows no format",
+        Choice(("auto", "json", "fenced", *get_args(CallFormat))),
+        "how the model writes calls of tools; auto: as its chat template shows; json (tool_calling) and fenced "
+        "(shell): in its text, as JSON or in bash blocks, which is auto where the template shows no format",
     )
     use_chat_completion: bool = row(
         True,
@@ -110,7 +110,7 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
     def named_call_format(self) -> CallFormat | None:
         """The format of the model's own calls, if it is named."""
         match self.tool_call_format:
-            case "auto" | "json":
+            case "auto" | "json" | "fenced":
                 return None
             case named:
                 return named

@@ -12,7 +12,7 @@ from orchestrator.settings.json_kinds import Pairs, Words
 from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text, seconds
 from orchestrator.settings.row import AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
-from orchestrator.types import STORAGE_INODES, SandboxSpec
+from orchestrator.types import MIN_MEMORY_BYTES, SandboxSpec
 
 _RAY_ADDRESS = re.compile(r"auto|[A-Za-z0-9][\w.-]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*|(?:~|\.{1,2})?/[^\n]*")  # a name, or a path
@@ -57,8 +57,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     cluster: Literal["none", "ray"] = row(
         "none",
         Choice(("none", "ray")),
-        "where rollouts run; none: on this machine; ray: on the nodes of a Ray cluster that have the resource "
-        "`sandbox`, each with as many sandboxes as said above",
+        "where rollouts run; none: on this machine; ray: on nodes of a Ray cluster with the resource `sandbox`",
     )
     ray_address: str = row(
         "auto",
@@ -75,7 +74,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     )
     sandbox_memory: int = row(
         1 << 30,
-        Size(256 * MEBIBYTE),
+        Size(MIN_MEMORY_BYTES),
         "memory, swap included",
         resume=Resume.SIZE,
         from_run=("replay",),
@@ -109,38 +108,34 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     sandbox_storage: int = row(
         512 * MEBIBYTE,
         Size(MEBIBYTE),
-        f"what fits into a writable root, in at most {STORAGE_INODES:,} files; counts as memory, on top of "
-        "sandbox_memory, unless it is more than that: then it is on the disk of TMPDIR",
+        "what fits into a writable root; it is memory, on top of sandbox_memory; docs/oci.md",
         resume=Resume.SIZE,
         from_run=("replay",),
     )
     dockerfiles: bool = row(
         True,
         Flag(),
-        "build tasks' Dockerfiles; false: tasks with one are bad tasks, as where somebody else's run chose the "
-        "data set",
+        "build tasks' Dockerfiles; false: tasks with one are bad tasks",
         commands=(*RUNS, "replay"),
     )
     base_images: Mapping[str, str] | None = row(
         None,
         Pairs(Text("the name of an image", "IMAGE", _IMAGE_NAME.fullmatch)),
-        "images in the places of those that tasks' Dockerfiles name, like python:3.12-slim=my-base; a name with a "
-        "digest counts without it, unless it is named with it",
+        "images in the places of those that tasks' Dockerfiles name, like python:3.12-slim=my-base",
         resume=Resume.CONFIRM,
         commands=(*RUNS, "replay"),
     )
     build_network: Literal["default", "host", "none"] = row(
         "default",
         Choice(("default", "host", "none")),
-        "the network of steps in tasks' Dockerfiles; default: the builder's, as with `docker build`. Sandboxes "
-        "have none in any case",
+        "the network of steps in tasks' Dockerfiles; default: the builder's, as with `docker build`",
         resume=Resume.CONFIRM,
         commands=(*RUNS, "replay"),
     )
     build_timeout: float = row(
         1800.0,
         seconds(above=0),
-        "time for one task's Dockerfile; one that takes longer is a bad task",
+        "building one task's Dockerfile",
         commands=(*RUNS, "replay"),
     )
     docker_runtime: str | None = row(

@@ -5,12 +5,13 @@ where values come from and which one wins.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from orchestrator.atropos.rows import AtroposSettings
 from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import Secret
-from orchestrator.settings.agent import AgentSettings
+from orchestrator.settings.agent import SMOLAGENTS, AgentSettings
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.evaluation import EvaluationSettings
 from orchestrator.settings.kinds import Key
@@ -24,6 +25,13 @@ from orchestrator.settings.scoring import ScoringSettings
 from orchestrator.settings.section import Settings
 from orchestrator.settings.tasks import TaskSettings
 from orchestrator.settings.tools import ToolSettings
+from orchestrator.types import AgentKind
+
+_TEXT_CALLS: Mapping[str, tuple[AgentKind, ...]] = {"json": SMOLAGENTS, "fenced": ("shell",)}
+
+
+def _shown(agents: tuple[AgentKind, ...]) -> str:
+    return " or ".join("program:PATH" if agent == "program" else agent for agent in agents)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,17 +67,31 @@ class EnvSettings(
             return self.grading_sandboxes
         return -(-self.max_concurrent_sandboxes // 4) if self.scoring_strategy == "grader" else 0
 
+    def for_evaluation(self) -> Self:
+        """The settings of an evaluation: a group is the task's samples, at the evaluation's temperature, and a
+        sample that broke is not replaced by another draw. Nothing is too old or too equal to be counted. The
+        scorer stays. Applying this twice changes nothing more."""
+        return replace(
+            self,
+            group_size=self.eval_samples,
+            temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
+            group_policy="partial:1",
+            zero_variance="keep",
+            max_staleness=None,
+        )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, row in self.rows().items():
             if getattr(self, name) == row.default:
                 continue
-            if row.only_for == "smolagents" and self.program is not None:
-                raise ConfigError(f"env.{name}: is for smolagents' agents, and env.agent is a program")
-            if row.only_for == "program" and self.program is None:
-                raise ConfigError(f"env.{name}: is for env.agent program:PATH, not {self.agent}")
-        if self.program is not None and self.tool_call_format == "json":
-            raise ConfigError("env.tool_call_format: json is for smolagents' agents, and env.agent is a program")
+            if row.only_for and self.agent_kind not in row.only_for:
+                raise ConfigError(f"env.{name}: is for env.agent {_shown(row.only_for)}, not {self.agent}")
+        for format, agents in _TEXT_CALLS.items():
+            if self.tool_call_format == format and self.agent_kind not in agents:
+                raise ConfigError(
+                    f"env.tool_call_format: {format} is for env.agent {_shown(agents)}, not {self.agent}"
+                )
         if self.max_cpu_seconds is not None and self.launcher == "process":
             raise ConfigError("env.max_cpu_seconds: the process launcher does not count CPU time; leave it open")
 

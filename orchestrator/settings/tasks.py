@@ -11,7 +11,7 @@ from orchestrator.settings.row import RUNS, TASKS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.tasks.base import COLUMNS
 
-_DATASET = re.compile(rf"gaia|(?:jsonl|csv|hf|reasoning_gym):\S.*|python:{OBJECT}")
+_DATASET = re.compile(rf"gaia|(?:harbor|jsonl|csv|hf|reasoning_gym):\S.*|python:{OBJECT}")
 _EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
 
 
@@ -22,8 +22,8 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
     dataset: str = row(
         "gaia",
         forms(
-            *("SOURCE", _DATASET.fullmatch, "gaia", "jsonl:PATH", "csv:PATH", "hf:NAME"),
-            *("reasoning_gym:NAME?seed=..&size=..", "python:MODULE:FACTORY"),
+            *("SOURCE", _DATASET.fullmatch, "gaia", "harbor:PATH", "jsonl:PATH", "csv:PATH"),
+            *("hf:NAME", "python:MODULE:FACTORY", "reasoning_gym:NAME"),
         ),
         "where tasks come from",
         resume=Resume.CODE,
@@ -48,8 +48,8 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
     eval_split: str | None = row(
         None,
         Text("the name of a split, or hash:SHARE like hash:0.1", "NAME", _EVAL_SPLIT.fullmatch),
-        "the part for `evaluate`; `process` and `serve` then leave it out. hash: a share of env.split, by task_id",
-        unset="none: nothing is held out, all of env.split is evaluated",
+        "the part that `evaluate` takes, and others leave out; hash: a share",
+        unset="none: all of env.split is evaluated",
         from_run=("replay", "rescore"),
         first_run=("evaluate", "serve"),
     )

@@ -12,7 +12,7 @@ from orchestrator.rules.text import path_of
 from orchestrator.tasks.base import Columns, Source
 
 GRAMMAR = (
-    "gaia, jsonl:PATH, csv:PATH, hf:NAME?question=COLUMN&answer=COLUMN, "
+    "gaia, harbor:PATH, jsonl:PATH, csv:PATH, hf:NAME?question=COLUMN&answer=COLUMN, "
     "reasoning_gym:NAME?seed=42&size=100, python:MODULE:FACTORY"
 )
 
@@ -20,11 +20,11 @@ GRAMMAR = (
 def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns | None = None) -> Source:
     """The source that `dataset` names. Raises ConfigError: unknown, missing, unreadable.
 
-    `dataset_path`: GAIA's folder. `split`: of GAIA, and of `hf:` if it names none. `columns`: our names of columns
-    → the data set's.
+    `dataset_path`: GAIA's folder. `split`: of GAIA, of a registry of `harbor:`, and of `hf:` if it names none.
+    `columns`: our names of columns → the data set's.
     """
     kind, _, rest = dataset.partition(":")
-    if columns and kind in ("gaia", "reasoning_gym", "python"):
+    if columns and kind in ("gaia", "harbor", "reasoning_gym", "python"):
         raise ConfigError(f"env.columns: {kind} has our columns already; it is for jsonl:, csv: and hf:")
     if dataset == "gaia":
         from orchestrator.tasks.gaia.source import gaia_tasks
@@ -32,6 +32,10 @@ def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns
         return gaia_tasks(dataset_path, split)
     columns = columns or {}
     match kind if rest else "":
+        case "harbor":
+            from orchestrator.tasks.harbor.source import harbor_tasks
+
+            return harbor_tasks(_path(rest), name=dataset, split=split)
         case "jsonl":
             from orchestrator.tasks.jsonl import jsonl_tasks
 

@@ -25,7 +25,8 @@ class BadRow(Exception):
 @dataclass(frozen=True, slots=True)
 class Source:
     """`name`: where the tasks come from, for display. `read`: reads them from the start. `size`: says how many
-    there are without reading them; None: reading is how it is known.
+    there are without reading them; None: reading is how it is known. `notes`: lines to say before a run, which may
+    take half a minute to find.
 
     A row that no task can be made of comes as BadTask; it raises nothing. Two tasks never have the same id. Tasks
     are streamed: only a set of hashes of ids, eight bytes each, grows with the source.
@@ -34,6 +35,7 @@ class Source:
     name: str
     read: Callable[[], Iterator[Task | BadTask]]
     size: Callable[[], int | None] | None = None
+    notes: Callable[[], tuple[str, ...]] = tuple
 
     def __iter__(self) -> Iterator[Task | BadTask]:
         hashes: set[bytes] = set()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def _stocked(env: TaskSettings, parts: Parts, lack: str) -> Source:
     def read() -> Iterator[Task | BadTask]:
         return streams.pop() if streams else iter(source)
 
-    return Source(source.name, read, source.size)
+    return replace(source, read=read)
 
 
 def _demand_all_names(env: TaskSettings, source: Source) -> None:
@@ -109,7 +110,8 @@ def _reason(env: TaskSettings, parts: Parts, lack: str) -> str:
         return f"env.levels, env.tags: none of the {good} tasks fits both"
     if first_bad is not None:
         which = "the only row" if bad == 1 else f"all {bad} rows"
-        return f"env.dataset: {name}: {which} cannot be used; {first_bad.task_id}: {first_bad.reason}"
+        why = "".join(f"; {note}" for note in parts.full.notes()[:1])
+        return f"env.dataset: {name}: {which} cannot be used; {first_bad.task_id}: {first_bad.reason}{why}"
     if held_share(env) is not None:
         return f"env.eval_split: {env.eval_split} {lack} of the tasks of {env.dataset}: change the share"
     return f"env.dataset: {name} has no tasks: it is empty"

@@ -35,7 +35,7 @@ LIMITS: Mapping[str, float] = {
     "max_token_length": 10_000_000,
 }
 _COUNTS = frozenset({"max_steps", "max_token_length"})
-_IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]{0,254}", re.ASCII)
+IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]{0,254}", re.ASCII)
 _HIDDEN = "?"  # GAIA's test split has it in place of the answer
 
 
@@ -203,7 +203,7 @@ def _attachments(row: Mapping[Any, Any], root: Path | None) -> tuple[Attachment,
 def _image(row: Mapping[Any, Any], root: Path | None) -> str | None:
     """A name, or the absolute path of a file or folder below `root`, which the row gives as `./PATH`."""
     value = _first(row, "image")
-    if value is not None and not (isinstance(value, str) and (_IMAGE.fullmatch(value) or value.startswith("./"))):
+    if value is not None and not (isinstance(value, str) and (IMAGE.fullmatch(value) or value.startswith("./"))):
         raise BadRow(f"image {ascii(value)[:60]} is no image name")
     if value is None or not value.startswith("./"):
         return value

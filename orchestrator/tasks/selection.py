@@ -6,6 +6,7 @@ A BadTask passes every filter, as it has no level and must be reported, and is n
 import hashlib
 import random
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from orchestrator.tasks.base import Source
@@ -42,7 +43,7 @@ def select(
         total = source.size() if source.size is not None and not (levels or tags) else None
         return total if total is None or count is None else min(total, count)
 
-    return Source(source.name, read, None if source.size is None else size)
+    return replace(source, read=read, size=None if source.size is None else size)
 
 
 def tags_of(task: Task) -> frozenset[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.errors import ConfigError
@@ -89,13 +90,14 @@ def _part(source: Source, share: float, *, evaluation: bool) -> Source:
         return (t for t in source if isinstance(t, BadTask) or held_out(t.task_id, share) == evaluation)
 
     description = f"the {share:g} held out by hash" if evaluation else f"without the {share:g} held out by hash"
-    return Source(f"{source.name}, {description}", read, None if source.size is None else lambda: None)
+    size = None if source.size is None else lambda: None
+    return replace(source, name=f"{source.name}, {description}", read=read, size=size)
 
 
 def _other_split(dataset: str, split: str, eval_split: str) -> str:
     """The dataset to open for the split `eval_split`. Raises ConfigError if the source has no other splits."""
     kind, _, rest = dataset.partition(":")
-    if kind not in ("gaia", "hf"):
+    if kind not in ("gaia", "harbor", "hf"):
         raise ConfigError(f"env.eval_split: {kind}: has no splits; hold a part out with hash:SHARE, like hash:0.1")
     if kind == "hf":
         split = split_query(rest, "hf")[1].get("split", split)

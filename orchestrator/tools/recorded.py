@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from orchestrator.errors import ToolError
-from orchestrator.run.compared import digest
+from orchestrator.run.replay import digest
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import ToolFacts
 from orchestrator.types import ToolCall

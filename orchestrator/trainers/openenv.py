@@ -30,6 +30,7 @@ from orchestrator.run.line import CountedBadTask, RecordedAttempt, read_attempt,
 from orchestrator.run.lines import texts
 from orchestrator.run.rows import recorded_rows
 from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import (
     BadTask,
     Ended,
@@ -79,7 +80,7 @@ class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
         sampling: Mapping[str, Any] | None = None,
         observer: Observer | None = None,
     ) -> None:
-        _demand(config, sampling or {})
+        _demand(config.env, sampling or {})
         self.orchestrator = SyncOrchestrator(config, observer)
         self._tasks = _by_name(tasks)
 
@@ -242,8 +243,7 @@ def _attempt_of(group: Group | None) -> RecordedAttempt | None:
     return recorded_attempt(group.members_G[0] if group.members_G else last_attempts(group.attempts)[0])
 
 
-def _demand(config: Config, sampling: Mapping[str, Any]) -> None:
-    env = config.env
+def _demand(env: EnvSettings, sampling: Mapping[str, Any]) -> None:
     wrong = {
         "group_size": (env.group_size, 1, "a session is one rollout, and the trainer makes the groups"),
         "total_steps": (env.total_steps, -1, "the trainer decides how many rollouts there are"),

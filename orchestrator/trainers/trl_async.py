@@ -183,10 +183,10 @@ class RolloutWorker:
             yield task
 
     def _fits(self, task: Task | BadTask) -> bool:
-        """Whether the task can be rolled out. Blocks until the image of its Dockerfile is there, if it has one."""
+        """Whether the task can be rolled out. Blocks until its image is there."""
         engine = self._orchestrator.orchestrator
         task = engine.maker.fitting(task)
-        if isinstance(task, Task) and task.dockerfile is not None:
+        if isinstance(task, Task) and task.has_own_sandbox:
             task = engine.shared.built(task).result()
         return isinstance(task, Task)
 

@@ -37,6 +37,7 @@ from orchestrator.types.outcomes import (
 )
 from orchestrator.types.plans import (
     MAX_PARALLEL_COMPLETIONS,
+    MIN_MEMORY_BYTES,
     STORAGE_INODES,
     AgentKind,
     AgentSpec,
@@ -54,6 +55,7 @@ from orchestrator.types.tasks import Attachment, BadTask, Task
 
 __all__ = [
     "MAX_PARALLEL_COMPLETIONS",
+    "MIN_MEMORY_BYTES",
     "STORAGE_INODES",
     "AgentKind",
     "AgentSpec",

@@ -77,6 +77,8 @@ class Completion:
         """The same, attributed to these policies. `spans` is kept only where it says more than a version."""
         one = len(spans) == 1 and spans[0].oldest == spans[0].newest
         version = spans[-1].newest if spans else self.policy_version
+        if (one or not spans) and not self.spans and version == self.policy_version:
+            return self
         return replace(self, policy_version=version, spans=() if one else spans)
 
     @property

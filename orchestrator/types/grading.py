@@ -51,11 +51,12 @@ class Checked:
 class Grader:
     """What grades a task's end state, in a sandbox of its own. Nothing of it reaches the agent's sandbox.
 
-    `tests`, `solution`: absolute paths of folders of this machine, which lie at /tests while it grades, and at
-    /solution where the task's own solution is tried. `command`: of `command`, what is run; of `io`, the agent's
-    program. `image`, `dockerfile`: of a grader that has one of its own; None: the task's. `declared`: absolute
-    paths of the agent's state that are graded, without others; None: the task does not say it. `user`, `cwd`,
-    `environment`: of its processes; None: the task's. `checked`: what is known of it; None: nothing.
+    `tests`, `solution`: absolute paths of folders of this machine, which lie at /tests while it grades (None: its
+    image has them), and at /solution where the task's own solution is tried. `command`: of `command`, what is run;
+    of `io`, the agent's program. `image`, `dockerfile`: of a grader that has one of its own; None: the task's.
+    `declared`: absolute paths of the agent's state that are graded, without others; None: the task does not say
+    it. `user`, `cwd`, `environment`: of its processes; None: the task's; an empty `cwd`: its image's. `checked`:
+    what is known of it; None: nothing.
     """
 
     kind: GraderKind

@@ -1,6 +1,6 @@
 """Messages of a conversation, and what an agent asks for besides a text."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress, count
 from operator import is_not
@@ -98,6 +98,7 @@ def shared(one: tuple[Message, ...], other: tuple[Message, ...]) -> int:
     return next((at for at in range(same, most) if one[at] != other[at]), most)
 
 
-def beginnings(messages: tuple[Message, ...]) -> list[int]:
-    """A hash of the first n messages for each n, from none to all."""
-    return list(accumulate(messages, lambda before, message: hash((before, message)), initial=0))
+def beginnings(messages: tuple[Message, ...], known: Sequence[int] = (0,)) -> list[int]:
+    """A hash of the first n messages for each n, from none to all. `known`: of those before `messages`."""
+    *before, last = known
+    return [*before, *accumulate(messages, lambda last, message: hash((last, message)), initial=last)]

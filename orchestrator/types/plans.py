@@ -22,7 +22,7 @@ class Sampling:
     seed: int
 
 
-AgentKind = Literal["code", "tool_calling", "program"]
+AgentKind = Literal["code", "tool_calling", "shell", "program"]
 # Which line of a rollout is its main one: the one with the most sampled tokens, that of the first completion, that
 # of the last one, or the one that begins with the task.
 MainLine = Literal["longest", "first", "last", "question"]
@@ -52,8 +52,8 @@ class ManagedAgent:
 class AgentSpec:
     """How the agent in the sandbox is built. For a program, each completion counts as a step.
 
-    `call_format`: how smolagents' tool-calling agents, of the team too, call their tools. None: by JSON in their
-    text, as smolagents parses it. `main_line`: which line of ids is the main one.
+    `call_format`: how agents that call tools, of the team too, do so. None: in their text, smolagents' by JSON, a
+    shell agent by a fenced block. `main_line`: which line of ids is the main one.
     """
 
     max_steps: int
@@ -76,8 +76,8 @@ class AgentSpec:
 
     @property
     def calls_tools(self) -> bool:
-        """Whether it is smolagents' tool-calling agent, or one of its team is."""
-        return "tool_calling" in (self.kind, *(agent.kind for agent in self.managed_agents))
+        """Whether it is smolagents' tool-calling agent, or one of its team is; or a shell agent."""
+        return bool({"tool_calling", "shell"} & {self.kind, *(agent.kind for agent in self.managed_agents)})
 
     @property
     def closing_tag(self) -> str:
@@ -87,6 +87,7 @@ class AgentSpec:
 
 
 Root = Literal["read-only", "writable"]
+MIN_MEMORY_BYTES = 256 << 20  # what a sandbox needs
 STORAGE_INODES = 100_000  # files and folders that fit into a writable root
 
 

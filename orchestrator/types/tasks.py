@@ -24,8 +24,9 @@ class Task:
 
     `workspace`: absolute path of a folder or archive; when its rollouts begin, of the folder that is a
     layer of the sandbox. `root`: the sandbox's, in place of the run's. `cwd`, `environment`: working directory
-    and variables of the agent's processes. `user`: whom these run as; needs a writable root. `cpus`,
-    `memory_bytes`, `storage_bytes`: of the sandbox, in place of the run's. `grader`: of what the agent leaves.
+    (empty: the image's) and variables of the agent's processes. `user`: whom these run as; needs a writable root.
+    `cpus`, `memory_bytes`, `storage_bytes`: of the sandbox, in place of the run's. `grader`: of what the agent
+    leaves. `notes`: what the record of each of its rollouts is to say.
     """
 
     task_id: str
@@ -49,6 +50,18 @@ class Task:
     memory_bytes: int | None = None
     storage_bytes: int | None = None
     grader: Grader | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether images are built or fetched for it before its rollouts begin. The names of images in Harbor's
+        tasks are those of registries."""
+        return self.dockerfile is not None or (self.grader is not None and self.grader.kind == "harbor")
+
+    @property
+    def has_own_sandbox(self) -> bool:
+        """Whether its sandbox may be made of something else than those of other tasks."""
+        return any((self.image, self.dockerfile, self.workspace, self.root, self.user))
 
     @property
     def reference(self) -> str | None:

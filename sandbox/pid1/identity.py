@@ -50,9 +50,6 @@ def become_worker(box: Box) -> None:
     supervisor = os.getppid()
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Some kernels (gVisor's) have no such file; then the kernel picks whom to kill by size alone.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(WORKER_OOM_SCORE))
     os.nice(WORKER_NICE)
     os.umask(0o022)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
@@ -67,6 +64,10 @@ def become_worker(box: Box) -> None:
         _drop_capabilities()
     # As after any exec: /proc/self belongs to the worker's uid.
     _prctl(_PR_SET_DUMPABLE, 1)
+    # As whom the agent is: if it is root, nobody else may find the way. Some kernels (gVisor's) have no such file;
+    # then the kernel picks whom to kill by size alone.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(WORKER_OOM_SCORE))
     _die_with(supervisor)
 
 

@@ -20,12 +20,12 @@ from typing import NoReturn
 
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from sandbox import procfs
 from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
 from sandbox.pid1 import identity, users
 from sandbox.pid1.confinement import confinement, cpu_millis
 from sandbox.pid1.outbox import write_output
 from sandbox.pid1.worker_setup import clean_process, place_pipes
+from sandbox.procfs import Processes
 from sandbox.types import OUTPUT_FOLDER, Box, Identities
 from sandbox.worker.worker import EXIT_BROKEN, Worker
 
@@ -71,6 +71,7 @@ class Supervisor:
     def __init__(self, box: Box, runner_main: RunnerMain) -> None:
         self._box = box
         self._runner_main = runner_main
+        self._processes = Processes()
         self._confinement = confinement(box.identities)
         self._cpu_millis = cpu_millis()
         self._runner = 0
@@ -249,10 +250,10 @@ class Supervisor:
     def _left_of_worker(self) -> list[int]:
         if (ours := self._box.identities) is not None and self._box.agent is not None:
             # It may have any uid of its namespace; a killer's real uid is the number of the channel's group.
-            return procfs.processes_of_others((0, ours.runner_uid, ours.channel_gid))
+            return self._processes.of_others((0, ours.runner_uid, ours.channel_gid))
         if ours is not None:
-            return procfs.processes_of(ours.worker_uid)
-        return procfs.descendants_of(os.getpid(), but_not=self._runner)
+            return self._processes.of(ours.worker_uid)
+        return self._processes.below(os.getpid(), but_not=self._runner)
 
     def _kill(self, pids: list[int]) -> None:
         """Tries once; the caller looks whether it worked."""

@@ -1,6 +1,7 @@
 """Runs an agent program: its endpoint in the runner, its process in the code worker."""
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -85,6 +86,8 @@ def run_program_agent(
             raise ends[0] from None
         except WorkerLost as lost:
             status, answer, errors = (lost.status if isinstance(lost, WorkerDied) else 1), None, ""
+        finally:
+            shutil.rmtree(program, ignore_errors=True)  # it is nothing that the agent changed of its root
     link.drain_output()
     printed = link.take_output()
     steps.tell(printed, status)

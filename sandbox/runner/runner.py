@@ -15,12 +15,21 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox import procfs
 from sandbox.control import RunnerEnd
-from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, MemoryUsedUp, StepsUsedUp, SupervisorGone
+from sandbox.errors import (
+    ChannelLost,
+    EpisodeCrashed,
+    LeaseEnded,
+    MemoryUsedUp,
+    PlaceUnusable,
+    StepsUsedUp,
+    SupervisorGone,
+)
 from sandbox.runner.agent import OnStep, build_agent
 from sandbox.runner.attachments import receive_attachments
 from sandbox.runner.client import Client, assigned
 from sandbox.runner.executor import CallTool, Reach, WorkerExecutor
 from sandbox.runner.model import Complete
+from sandbox.runner.shell_agent import run_shell_agent
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
 from sandbox.types import (
@@ -92,18 +101,31 @@ def _episode(
                 memory_kills=procfs.memory_kills,
                 endpoint=endpoint,
             )
+        elif assignment.agent.kind == "shell":
+            result = run_shell_agent(
+                assignment,
+                prompt(assignment.question, files),
+                assignment.place.cwd or str(box.workspace),
+                link,
+                client.complete,
+                on_step=client.record_step,
+                memory_kills=procfs.memory_kills,
+            )
         else:
             result = solve(
                 assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
             )
+    except PlaceUnusable as error:
+        result = Result("bad_task", detail=str(error))
     except (Exception, EpisodeCrashed) as error:
         traceback.print_exc()
         result = Result("crashed", detail=f"{type(error).__name__}: {error}")
     client.submit(result, time.monotonic() - started)
     # After the result, so that trouble with the files cannot lose it.
-    if output is not None and result.stop_reason != "crashed":
+    failed = result.stop_reason in ("crashed", "bad_task")
+    if output is not None and not failed:
         client.send_output(left_behind(link, output))
-    return EXIT_FAILED if result.stop_reason == "crashed" else 0
+    return EXIT_FAILED if failed else 0
 
 
 def left_behind(link: WorkerLink, limits: pb.OutputLimits) -> Iterator[bytes]:

@@ -55,6 +55,7 @@ _AGENT_KINDS: dict[int, AgentKind] = {
     pb.AGENT_KIND_CODE: "code",
     pb.AGENT_KIND_TOOL_CALLING: "tool_calling",
     pb.AGENT_KIND_PROGRAM: "program",
+    pb.AGENT_KIND_SHELL: "shell",
 }
 _STOP_REASONS: dict[StopReason, pb.StopReason] = {
     "final_answer": pb.STOP_REASON_FINAL_ANSWER,
@@ -62,6 +63,7 @@ _STOP_REASONS: dict[StopReason, pb.StopReason] = {
     "no_answer": pb.STOP_REASON_NO_ANSWER,
     "out_of_memory": pb.STOP_REASON_OUT_OF_MEMORY,
     "crashed": pb.STOP_REASON_CRASHED,
+    "bad_task": pb.STOP_REASON_BAD_TASK,
 }
 
 

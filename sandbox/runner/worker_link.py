@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox.control import ControlLost, OutputBegun, RunnerEnd, WorkerEnded, WorkerStarted
-from sandbox.errors import EpisodeCrashed, Interrupted, StepTimeout, SupervisorGone, WorkerDied, WorkerMisbehaved
+from sandbox.errors import Interrupted, PlaceUnusable, StepTimeout, SupervisorGone, WorkerDied, WorkerMisbehaved
 from sandbox.runner.bounded_output import BoundedOutput
 from sandbox.types import Place
 
@@ -61,7 +61,7 @@ class WorkerLink:
         self._output = BoundedOutput(self._max_output_chars)
 
     def settle(self) -> None:
-        """Sends a fresh worker to the place where its code is to work. Raises WorkerLost; EpisodeCrashed if it
+        """Sends a fresh worker to the place where its code is to work. Raises WorkerLost; PlaceUnusable if it
         cannot work there."""
         if self.place == Place():
             return
@@ -69,7 +69,7 @@ class WorkerLink:
         place = {"cwd": self.place.cwd, "environment": dict(self.place.environment)}
         self.send({"kind": "place", **place}, deadline)
         if (problem := self.receive(deadline).get("error")) is not None:
-            raise EpisodeCrashed(f"the task's working directory cannot be used: {str(problem)[:_PROBLEM_CHARS]}")
+            raise PlaceUnusable(f"the task's working directory cannot be used: {str(problem)[:_PROBLEM_CHARS]}")
 
     def open_output(self, limits: pb.OutputLimits) -> int:
         """Ends the worker; returns a pipe with its files. Raises SupervisorGone."""

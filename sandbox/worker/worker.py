@@ -12,6 +12,7 @@ Code that breaks the harness all the same only loses its worker, which the runne
 """
 
 import builtins
+import errno
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from typing import Any, NoReturn
 
 from sandbox.texts import answer_text, value_text
 from sandbox.worker.program import Program
+from sandbox.worker.shell import Shell
 from sandbox.worker.steps import StepRunner
 from sandbox.worker.streams import Streams, print_
 from sandbox.worker.tools import FILE_FUNCTIONS
@@ -36,6 +38,7 @@ COMMANDS_FD = 3
 FRAMES_FD = 4
 EXIT_BROKEN = 70  # of a worker whose pipes are gone or whose harness is broken
 _READ_BYTES = 64 * 1024
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM)
 
 _os_read, _os_write, _getpid, _exit = os.read, os.write, os.getpid, os._exit
 _setitimer, _ITIMER_REAL = signal.setitimer, signal.ITIMER_REAL
@@ -95,6 +98,7 @@ class Worker:
         sys.modules["__main__"] = self._spaces[""].main
         self._modules: dict[str, ModuleType] = {}
         self._program: Program | None = None
+        self._shell: Shell | None = None
         self._variables: dict[str, str] = {}  # of the task
 
     def serve(self) -> None:
@@ -120,6 +124,11 @@ class Worker:
                 program = self._program or Program(message["environment"])
                 status, answer, errors = program.run(message["program"], message["task"], self._variables)
                 _send({"kind": "done", "status": status, "answer": answer, "errors": errors})
+            case "shell":
+                self._shell = Shell()
+                _send({"kind": "ready", "shell": self._shell.program})
+            case "command":
+                _send({"kind": "done", **_carried_out(self._shell, message)})
             case "reply":
                 pass  # the reply to a call that an exception, an alarm's for example, cut short
 
@@ -260,8 +269,18 @@ class Worker:
             _exit(status & 0xFF)
 
 
+def _carried_out(shell: Shell | None, message: dict[str, Any]) -> dict[str, Any]:
+    """How a command ended, or why there is no process for it."""
+    assert shell is not None
+    try:
+        return shell.run(message["command"], message["limit_s"])
+    except OSError as error:
+        return {"problem": error.strerror}
+
+
 def _settle(cwd: str, variables: dict[str, str]) -> str | None:
-    """Goes there with these variables. Returns why it cannot."""
+    """Goes there with these variables. Returns why the task cannot have this place. Raises OSError for what the
+    machine lacks."""
     os.environ.update(variables)
     time.tzset()
     if cwd:
@@ -269,6 +288,8 @@ def _settle(cwd: str, variables: dict[str, str]) -> str | None:
             os.makedirs(cwd, exist_ok=True)
             os.chdir(cwd)
         except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise
             return f"{cwd}: {error.strerror}"
         os.environ["PWD"] = cwd
     return None

@@ -15,10 +15,13 @@ from orchestrator.completion.tokenizer import load_tokenizer
 from tests.e2e.endpoint import scripted_endpoint
 from tests.e2e.guide import blocks
 from tests.e2e.leftovers import run_cleanly
+from tests.fakes import oci_images
+from tests.fakes.plans import WAIVED_WITHOUT_ROOT
 from tests.fakes.runs import ROOT, flags, lines, place, run
 from tests.fakes.tokenizer import tokenizer_folder
 
 PAGE = ROOT / "docs" / "agents.md"
+TUTORIAL = ROOT / "docs" / "tutorials" / "own-agent.md"
 QUESTION = "How many words has 'one two three', and what does a pen cost?"
 LOOK = "I look.\n```python\nimport os\nprint(os.getuid())\n"
 TRY = """\
@@ -30,6 +33,16 @@ try:
 except OSError as error:
     print(type(error).__name__)
 ```"""
+
+INSTALL = """\
+import os, subprocess
+with open('/usr/local/bin/tool', 'w') as tool:
+    tool.write('#!/bin/sh\\necho of the tool\\n')
+os.chmod(tool.name, 0o755)
+os.unlink('/etc/issue')
+print(os.getuid(), subprocess.check_output(['tool'], text=True), end='')
+"""
+_WHY_NOT_OCI = oci_images.why_not()
 
 
 def call(name: str, arguments: object) -> str:
@@ -50,17 +63,18 @@ COUNTER = ["Thought: so.\n<code>\nfinal_answer(count_words('a b'))\n</code>"]
 SCRIPTS = {
     "code.yaml": {QUESTION: [CODE]},
     "calling.yaml": {"Count the words of the text": [COUNTER], QUESTION: [CALLING]},
-    "program:short.py": {QUESTION: [["4.5"]]},
 }
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A directory with the files of docs/agents.md and one task."""
+    """A directory with the files of docs/agents.md, the tutorial's agent, and one task."""
     with place() as directory:
         for block in blocks(PAGE.read_text("utf-8")):
             if block.name:
                 (directory / block.name).write_text(block.text)
+        (agent,) = [block for block in blocks(TUTORIAL.read_text("utf-8")) if block.name == "agent.py"]
+        (directory / "agent.py").write_text(agent.text)
         task = {"task_id": "t", "question": QUESTION, "answer": "4.5"}
         (directory / "tasks.jsonl").write_text(json.dumps(task) + "\n")
         yield directory
@@ -130,10 +144,10 @@ async def test_what_a_program_writes_and_asks_aside_is_not_trained(home: Path, d
 
 
 async def test_a_run_is_not_resumed_with_another_program(home: Path) -> None:
-    with scripted_endpoint(SCRIPTS["program:short.py"], "--dialect", "vllm") as endpoint:
-        given = flags(home, endpoint.base_url, agent="program:short.py")
+    with scripted_endpoint({QUESTION: [["4.5"]]}, "--dialect", "vllm") as endpoint:
+        given = flags(home, endpoint.base_url, agent="program:agent.py")
         assert (await run(*given, directory=home)).code == 0
-        (home / "short.py").write_text("print(4.5)")
+        (home / "agent.py").write_text("print(4.5)")
         ended = await run("--env.resume", str(home / "run"), directory=home)
     assert ended.code == 2
     assert "the agent's program, prompts or tools are not what the run began with" in ended.stderr
@@ -162,6 +176,28 @@ async def test_a_program_is_an_agent_in_a_container(home: Path) -> None:
         assert line["notes"] == ["the agent is a program: it shares its identity with model-written code"]
     checked = await run(str(home / "run"), directory=home, command="verify")
     assert checked.code == 0, checked.stdout
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(_WHY_NOT_OCI is not None, reason=_WHY_NOT_OCI or "")
+async def test_a_program_is_root_of_what_it_may_write_to(home: Path) -> None:
+    oci_images.stored_image()
+    said = [f"I install.\n```python\n{INSTALL}```", "It is so.\nANSWER: 4.5"]
+    with scripted_endpoint({QUESTION: [said]}, "--dialect", "vllm") as endpoint:
+        agent = f"program:{ROOT / 'examples' / 'agents' / 'loop.py'}"
+        given = flags(home, endpoint.base_url, launcher="oci", agent=agent, sandbox_root="writable")
+        waived = json.dumps([*WAIVED_WITHOUT_ROOT])
+        ended = await run_cleanly(*given, "--env.waive_hardening", waived, directory=home)
+        assert ended.code == 0, ended.stderr
+    for line in lines(home / "run" / "rollouts.jsonl"):
+        assert line["answer"] == "4.5"
+        assert line["completions"][1]["messages"][-1]["content"] == "Output:\n0 of the tool\n"
+        found = {change["path"]: change for change in line["changes"]["changes"]}
+        assert [*found] == ["/etc/issue", "/usr/local/bin/tool"]  # and nothing of the program itself
+        assert found["/etc/issue"]["kind"] == "removed"
+        assert found["/usr/local/bin/tool"]["mode"] == 0o755
+        assert "+echo of the tool" in found["/usr/local/bin/tool"]["diff"]
+    assert (await run(str(home / "run"), directory=home, command="verify")).code == 0
 
 
 @pytest.mark.docker

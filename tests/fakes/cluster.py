@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from orchestrator.host.setup import HostSetup
 from orchestrator.rules.policy import Policy, Served
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
-from orchestrator.types import Attempt, Ended, EndedName, Failed, FailedName, Member, Record
+from orchestrator.types import Attempt, Ended, EndedName, Failed, FailedName, Member, Record, SandboxSpec
 from tests.fakes.plans import a_plan
 
 SPEC = Config().sandbox_spec()
@@ -39,6 +39,8 @@ class FakeNode:
         self.images: dict[str, str] = {}  # ids, by name
         self.sent_images: list[str] = []
         self.engine = True
+        self.unfit: str | None = None
+        self.looked_at: list[tuple[str, Mapping[str, Any] | None]] = []
         self.taking = asyncio.Event()  # unless it is set, no piece of an image is taken
         self.taking.set()
         self.go = asyncio.Event()
@@ -130,6 +132,11 @@ class FakeNode:
     async def forget(self, rollout_id: str) -> None:
         await self._there()
         self.forgotten.append(rollout_id)
+
+    async def why_unfit(self, spec: SandboxSpec, image: Mapping[str, Any] | None) -> str | None:
+        await self._there()
+        self.looked_at.append((spec.image, image))
+        return self.unfit
 
     async def works(self) -> Broken | None:
         await self._there()

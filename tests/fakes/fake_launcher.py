@@ -154,6 +154,8 @@ class FakeLauncher:
         self.closed = False
         self.commands = asyncio.Semaphore(0)
         self.commanding = 0
+        self.images: dict[str, Exception] = {}  # what is raised for those of these names
+        self.looked_at: list[str] = []
         self._inhabitant = inhabitant
         self._failures = failures
         self._create_s = create_s
@@ -162,6 +164,12 @@ class FakeLauncher:
 
     async def check(self, spec: SandboxSpec) -> None:
         """Anything goes."""
+
+    async def check_image(self, spec: SandboxSpec) -> None:
+        """Any image goes, but those that `images` names."""
+        self.looked_at.append(spec.image)
+        if (error := self.images.get(spec.image)) is not None:
+            raise error
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         return {"isolation": "fake"}

@@ -6,6 +6,8 @@ static     one program and no shell
 bullseye   an older glibc than the runtime's
 bookworm   the next one
 hostile    bookworm with USER, ENTRYPOINT, VOLUME, HEALTHCHECK, and an ENV that ends a Python of another glibc
+
+And one to work in: `workshop`, a bookworm with apt, accounts, git, tmux and pip.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ SAYS = "of the image"
 _SAY = f'#include <stdio.h>\nint main(void) {{ puts("{SAYS}"); return 0; }}\n'
 _APPLETS = ("sh", "cat", "env", "ls", "mkdir", "rm", "touch", "true", "wc", "grep", "sed", "sleep", "which")
 _PACKAGES = "libc6,dash,coreutils,base-files"
+_WORKSHOP = "passwd,git,tmux,python3-pip"
 _HOSTILE_ENV = (
     "LD_PRELOAD=/lib/x86_64-linux-gnu/libm.so.6",
     "LD_AUDIT=/hostile/audit.so",
@@ -126,20 +129,35 @@ def _hostile() -> list[Entry]:
     ]
 
 
+def workshop(folder_: Path) -> Path:
+    """The file of an image whose packages are installed, as its dpkg knows."""
+    unused = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man")]
+    emptied = '--customize-hook=rm -rf "$1"/var/lib/apt/lists "$1"/var/cache/apt'
+    made = _made("workshop-1", "--variant=apt", f"--include={_WORKSHOP}", *unused, emptied, suite="bookworm")
+    config = {"architecture": ARCHITECTURE[os.uname().machine], "os": "linux", "config": {}}
+    return saved(folder_ / "workshop.tar", made.read_bytes(), config=config)
+
+
 def _debian(suite: str) -> bytes:
-    """A layer with libc, a shell and the usual programs, not configured. Made once per machine."""
+    """A layer with libc, a shell and the usual programs, not configured."""
+    removed = '--customize-hook=rm -rf "$1"/usr/share "$1"/var "$1"/dev "$1"/usr/lib/*/gconv'
+    options = ("--variant=extract", f"--include={_PACKAGES}", removed)
+    return _made(f"{suite}-1", *options, suite=suite).read_bytes()
+
+
+def _made(name: str, *options: str, suite: str) -> Path:
+    """A root file system of Debian's packages. Made once per machine."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    made = CACHE / f"{suite}-1.tar"
+    made = CACHE / f"{name}.tar"
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             if shutil.which("mmdebstrap") is None or os.geteuid() != 0:
                 pytest.skip("a Debian of another age needs mmdebstrap and root")
             draft = made.with_suffix(".draft.tar")
-            argv = ["mmdebstrap", "--variant=extract", f"--include={_PACKAGES}", suite, str(draft)]
-            argv += ['--customize-hook=rm -rf "$1"/usr/share "$1"/var "$1"/dev "$1"/usr/lib/*/gconv']
+            argv = ["mmdebstrap", *options, suite, str(draft)]
             subprocess.run(argv, check=True, capture_output=True, timeout=600)
             draft.rename(made)
     assert stat.S_ISREG(made.stat().st_mode)
     assert tarfile.is_tarfile(made)
-    return made.read_bytes()
+    return made

@@ -22,6 +22,8 @@ CACHE = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() /
 
 def why_not(runtime: str = "runc") -> str | None:
     """Why there can be no such sandboxes here; None: there can."""
+    if runtime == "crun" and not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return "crun refuses machines with control groups of v1 and v2 at a time"
     return why_not_here(runtime)
 
 

@@ -28,8 +28,7 @@ LONG = 100_000
 READERS = {
     "replay:": "from orchestrator.completion.replay import ReplayCompleter; ReplayCompleter.open(run)",
     "replay": (
-        "from orchestrator.run.compared import Replayable; "
-        "list(Replayable.read(run / 'rollouts.jsonl').attempts())"
+        "from orchestrator.run.replay import Replayable; list(Replayable.read(run / 'rollouts.jsonl').attempts())"
     ),
     "resume": (
         "from orchestrator.run.earlier import read_earlier, repair_groups; "

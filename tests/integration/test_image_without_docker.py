@@ -31,7 +31,7 @@ from orchestrator.launch.image.wheels import wheels_cache
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci import build
 from orchestrator.launch.oci.build import ensure_stored
-from orchestrator.launch.oci.program import find_runtime
+from orchestrator.launch.oci.program import find_oci_runtime
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from tests.fakes.ordinary_user import USER, ordinary_user
 from tests.fakes.ordinary_user import why_not as no_ordinary_user
@@ -47,7 +47,7 @@ def why_not() -> str | None:
         if shutil.which(program) is None:
             return f"needs {program}"
     try:
-        find_runtime(RUNTIME)
+        find_oci_runtime(RUNTIME)
     except EnvironmentUnusable as error:
         return str(error)
     return None

@@ -237,7 +237,7 @@ async def test_the_demo_goes_without_an_engine_where_none_answers(home: Path) ->
     assert list((home / "t").iterdir()) == []
 
 
-async def test_a_task_with_an_image_in_a_file_is_carried_out_in_it_and_a_broken_one_costs_its_group(
+async def test_a_task_with_an_image_in_a_file_is_carried_out_in_it_and_a_broken_one_is_a_bad_task(
     home: Path,
 ) -> None:
     save_own_image(home / "own.tar")
@@ -260,15 +260,12 @@ async def test_a_task_with_an_image_in_a_file_is_carried_out_in_it_and_a_broken_
     assert "confined as it must be" in well.stdout
     look = "Thought.\n<code>\nfinal_answer(open('/opt/packages/whose').read())\n</code>"
     async with ScriptedServer("vllm", always(look)) as server:
-        given = {"group_size": 1, "max_retries": 0, "group_policy": "drop", "sandbox_image": "./own.tar"}
-        asked = flags(home, server.base_url, launcher="oci", **given)
+        asked = flags(home, server.base_url, launcher="oci", group_size=1, sandbox_image="./own.tar")
         ended = await run(*asked, directory=home, environ=own_store)
-    assert (ended.code, ended.traceback) == (1, False), ended.stderr
+    assert (ended.code, ended.traceback) == (0, False), ended.stderr
     told = {line["task_id"]: line for line in lines(home / "run" / "rollouts.jsonl")}
     assert [told[name]["answer"] for name in ("q0", "q2")] == ["mine", "mine"]
-    assert {name: told[name]["outcome"] for name in REFUSED_IMAGES} == dict.fromkeys(
-        REFUSED_IMAGES, "launch_error"
-    )
+    assert outcomes(home / "run") == {"finished": 2, "bad_task": len(REFUSED_IMAGES)}
     reasons = {name: told[name]["reason"] for name in REFUSED_IMAGES}
     assert "neither what `docker save` writes nor an OCI layout" in reasons["q1"]
     assert "a list of texts was expected" in reasons["q3"]

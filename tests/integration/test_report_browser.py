@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -321,3 +322,22 @@ def test_fields_of_any_type_break_no_view(page, tmp_path: Path):
         odd.evaluate("place => { location.hash = place; route(); }", place)
         assert odd.locator("#view h1").count() == 1
     assert errors == []
+
+
+@pytest.mark.parametrize(("format", "shown"), [("hermes", ["ls -l"]), (None, ["pwd"])])
+def test_commands_of_a_shell_agent_are_code(browser, tmp_path: Path, format: str | None, shown: list[str]):
+    """Those of calls come from the step, those of blocks from the text."""
+    tokenizer = write_synthetic_run(tmp_path)
+    path = tmp_path / "rollouts.jsonl"
+    line = next(json.loads(row) for row in path.read_text().splitlines() if '"steps":[{' in row)
+    line["plan"]["agent"] |= {"kind": "shell", "call_format": format}
+    line["steps"] = [{**line["steps"][0], "code": "ls -l"}]
+    line["completions"] = [
+        {**line["completions"][0], "text": "I look.\n```bash\npwd\n```\n", "reasoning_chars": 0}
+    ]
+    path.write_text(json.dumps(line) + "\n")
+    write_report(tmp_path, tmp_path / "groups.jsonl", tmp_path / "groups.html", tokenizer=tokenizer)
+    page = browser.new_page()
+    open_at(page, (tmp_path / "groups.html").as_uri(), f"#rollout-{line['rollout_id']}")
+    assert page.locator(".turn .part-code pre").all_text_contents() == shown
+    page.close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
+from rollout_api.v1 import sandbox_pb2 as pb
 
+from sandbox.worker import worker
 from tests.fakes.sandbox_process import Places, run
 from tests.fakes.scripted_orchestrator import Script, action
 
@@ -88,5 +92,40 @@ async def test_a_place_that_cannot_be_had_is_said(places: Places, kind: str) -> 
     end = await run(places, script)
     assert end.served.completions == []
     (result,) = end.served.results
+    assert result.stop_reason == pb.STOP_REASON_BAD_TASK
     words = f"the task's working directory cannot be used: {places.root}/file/x: Not a directory"
-    assert words in result.detail
+    assert result.detail == words
+
+
+async def test_a_place_that_a_step_takes_away_is_said_too(places: Places) -> None:
+    cwd = places.root / "app"
+    script = Script(
+        [
+            action(
+                f"import os\nos.chdir('/')\nos.rmdir({str(cwd)!r})\nopen({str(cwd)!r}, 'w').close()\nos._exit(3)"
+            ),
+            action("final_answer(1)"),
+        ],
+        cwd=str(cwd),
+    )
+    end = await run(places, script)
+    assert len(end.served.completions) == 1
+    (result,) = end.served.results
+    assert (
+        result.stop_reason == pb.STOP_REASON_BAD_TASK
+    )  # the orchestrator, which served a completion, knows better
+
+
+@pytest.mark.parametrize(("number", "whose"), [(errno.EROFS, "task"), (errno.ENOSPC, "machine")])
+def test_only_what_the_machine_lacks_is_no_word_on_the_place(
+    monkeypatch: pytest.MonkeyPatch, number: int, whose: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "makedirs", fails)
+    if whose == "task":
+        assert worker._settle("/app", {}) == "/app: Read-only file system"
+    else:
+        with pytest.raises(OSError, match="No space left"):
+            worker._settle("/app", {})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import EnvironmentUnusable
+from orchestrator.errors import ImageUnusable
 from orchestrator.launch.oci.accounts import account
 
 PASSWD = "root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/app:/bin/sh\n1234:x:77:78::/:/bin/sh\nbad:x:99999999:1::/\n"
@@ -44,7 +44,7 @@ def test_a_user_is_looked_up_as_docker_does(image: Path, user: str, ids: tuple[i
 
 @pytest.mark.parametrize("user", ["ghost", "app:ghosts", "65536", "-1", "bad", "5:65536", "²"])
 def test_a_user_that_no_sandbox_can_have_is_named(image: Path, user: str) -> None:
-    with pytest.raises(EnvironmentUnusable, match="no user"):
+    with pytest.raises(ImageUnusable, match="no user"):
         account(user, [image])
 
 
@@ -70,5 +70,5 @@ def test_no_other_file_of_this_machine_is_read(image: Path, tmp_path: Path, kind
         os.mkfifo(passwd)
     else:
         passwd.mkdir()
-    with pytest.raises(EnvironmentUnusable, match="no user 'ghost'"):
+    with pytest.raises(ImageUnusable, match="no user 'ghost'"):
         account("ghost", [image])

@@ -158,7 +158,7 @@ async def test_an_endpoint_that_takes_no_tools_is_told_with_what_to_do(tokenizer
     ended = await lease.ended()
     assert isinstance(ended, Refused)
     assert (reply.ended, ended.name) == ("llm_error", "llm_error")
-    assert ended.detail.endswith("no tools here; if it takes no tools, set --env.tool_call_format json")
+    assert ended.detail.endswith("if it takes no tools, set --env.tool_call_format json (a shell agent: fenced)")
 
 
 async def test_a_tool_that_spells_a_control_token_is_no_fault_of_the_policy(tokenizer: HubTokenizer) -> None:
@@ -277,6 +277,9 @@ CALLER = (ManagedAgent("caller", "x", kind="tool_calling"),)
         (Template("hermes"), {}, "hermes"),
         (Template("hermes"), {"tool_call_format": "json"}, None),
         (Template("hermes"), {"agent": "code"}, None),
+        (Template("hermes"), {"agent": "shell"}, "hermes"),
+        (Template("hermes"), {"agent": "shell", "tool_call_format": "fenced"}, None),
+        (Template(None), {"agent": "shell"}, None),
         (Template("hermes"), {"agent": "code", "managed_agents": CALLER}, "hermes"),
         (Template(None), {}, None),
         (Template("hermes", tools=False), {}, None),
@@ -294,8 +297,10 @@ def test_the_model_s_own_format_where_its_template_shows_one(
 def test_a_format_that_the_template_cannot_show_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shows no tools, so it cannot be hermes.*or set json"):
         decided(Template("hermes", tools=False), tool_call_format="hermes")
-    with pytest.raises(ConfigError, match=r"json is for smolagents' agents"):
+    with pytest.raises(ConfigError, match=r"json is for env\.agent code or tool_calling, not program:x\.py"):
         decided(None, agent="program:x.py", tool_call_format="json")
+    with pytest.raises(ConfigError, match=r"fenced is for env\.agent shell, not tool_calling"):
+        decided(None, tool_call_format="fenced")
 
 
 # ---------------------------------------------------------------- manners
@@ -331,6 +336,35 @@ def test_json_in_the_text_is_good_manners_where_no_tools_were_shown() -> None:
     plain = turn_of(f"Action:\n{JSON}", offered=False)
     for agent in (AGENT, replace(AGENT, call_format=None)):
         assert (well_formed(agent, plain), gives_answer(agent, plain)) == (True, True)
+
+
+FENCED = "I look.\n```bash\nls\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "good"),
+    [
+        ("hermes", LOOK, True),
+        ("hermes", f"I look.\n{LOOK}\n{LOOK}", True),
+        ("hermes", "It is done.", True),
+        ("hermes", "Run ```bash\nls\n``` yourself.", True),
+        ("hermes", LOOK.replace("}}", "}"), False),
+        ("llama3", '{"name": "look", "parameters": []}', False),
+        (None, FENCED, True),
+        (None, FENCED.replace("bash", "sh"), True),
+        (None, "It is done.", True),
+        (None, FENCED * 2, False),
+        (None, FENCED.removesuffix("```\n"), False),
+        (None, LOOK, True),
+    ],
+)
+def test_a_shell_agent_acts_by_a_call_or_a_block_or_ends(format: Any, text: str, good: bool) -> None:
+    agent = an_agent(kind="shell", call_format=format)
+    turn = turn_of(text, offered=format is not None)
+    assert (well_formed(agent, turn), gives_answer(agent, turn)) == (good, True)
+    cut = replace(turn, completion=replace(turn.completion, finish_reason="length"))
+    assert not well_formed(agent, cut)
+    assert plain_answer(agent, "42", as_data=format is not None) == ("42", "42")
 
 
 @pytest.mark.parametrize("offered", [True, False])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from orchestrator.agents.equip import brought_host_tools, check_team, equip
+from orchestrator.agents.equip import check_team, equip, operator_host_tools
 from orchestrator.errors import ConfigError, ProtocolError, ToolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
@@ -85,6 +85,7 @@ def test_agents_are_chosen_by_settings_and_read_back() -> None:
         ("managed_agents", '[{"name": "a", "description": "x", "max_steps": 0}]'),
         ("managed_agents", '[{"name": "a", "description": "x", "colour": 1}]'),
         ("managed_agents", '[{"name": "a", "description": "x", "agent": "program"}]'),
+        ("managed_agents", '[{"name": "a", "description": "x", "agent": "shell"}]'),
         ("managed_agents", '[{"name": "a", "description": "x"}, {"name": "a", "description": "y"}]'),
     ],
 )
@@ -94,8 +95,31 @@ def test_bad_values_are_refused_by_name(name: str, value: str) -> None:
 
 
 def test_a_program_takes_nothing_that_is_for_smolagents() -> None:
-    with pytest.raises(ConfigError, match=r"env\.planning_interval: is for smolagents"):
+    with pytest.raises(ConfigError, match=r"env\.planning_interval: is for env\.agent code or tool_calling"):
         load_config(env={"agent": "program:x.py", "planning_interval": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("managed_agents", '[{"name": "helper", "description": "Helps."}]'),
+        ("planning_interval", "2"),
+        ("sandbox_tools", '["python:m:t"]'),
+        ("host_tools", '["python:m:t"]'),
+        ("program_preload", '["m"]'),
+    ],
+)
+def test_a_shell_agent_has_one_tool_and_no_team(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"env\.{name}: is for env\.agent .*, not shell"):
+        load_config(["--env.agent=shell", f"--env.{name}={value}"])
+
+
+def test_what_a_shell_agent_is_told() -> None:
+    given = ["--env.agent=shell", "--env.instructions=Be brief.", "--env.final_answer_at_max_steps"]
+    spec = load_config(given).agent_spec()
+    assert (spec.kind, spec.instructions, spec.final_answer_at_max_steps) == ("shell", "Be brief.", True)
+    assert spec.calls_tools
+    assert not spec.closing_tag
 
 
 def test_modules_are_preloaded_for_programs_alone() -> None:
@@ -257,7 +281,7 @@ read_file = double
 async def test_host_tools_check_what_comes_and_bound_what_goes(here: Path) -> None:
     (here / "own_host_tools.py").write_text(HOST)
     names = ("double", "slow", "stuck", "look")
-    tools = brought_host_tools([f"python:own_host_tools:{name}" for name in names], Workers(1, 1))
+    tools = operator_host_tools([f"python:own_host_tools:{name}" for name in names], Workers(1, 1))
     assert tuple(tools) == names
     assert await tools["double"].call({"number": 4, "note": None}) == "8"
     assert await tools["look"].call({"x": "it"}) == "saw it"
@@ -311,7 +335,7 @@ def test_host_tools_that_cannot_serve_are_refused(here: Path, spec: str, told: s
         HOST.replace("def double", "def final_answer").replace("= double", "= final_answer")
     )
     with pytest.raises(ConfigError, match=told or "two tools or agents called 'final_answer'"):
-        brought_host_tools((spec,), Workers(30.0, 16))
+        operator_host_tools((spec,), Workers(30.0, 16))
 
 
 def test_names_are_unique_and_managed_agents_know_their_tools() -> None:

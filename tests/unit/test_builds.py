@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -13,14 +13,17 @@ from typing import IO, Any
 
 import pytest
 
-from orchestrator.engine.builds import Builds
+from orchestrator.engine.builds import PARALLEL, Builds, _workdir
 from orchestrator.engine.draws import AHEAD, Draw, Draws
-from orchestrator.errors import BuildError, EnvironmentUnusable
+from orchestrator.errors import BuildError, DockerError, EnvironmentUnusable, ImageUnusable, LaunchError
 from orchestrator.launch.image.task_images import TaskImages
+from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.uses import BuiltImage, Uses, images_in_use, unwanted
 from orchestrator.rules.observer import Listener, Observer
+from orchestrator.settings.config import Config
 from orchestrator.settings.sources import load_config
-from orchestrator.types import BadTask, Task
+from orchestrator.types import BadTask, Grader, SandboxSpec, Task
+from tests.fakes.archives import file, layer, saved
 from tests.fakes.held_rollouts import Held, held, until
 
 PLAIN = Task("plain", "What is 6 times 7?", "42")
@@ -135,6 +138,10 @@ class Told(Listener):
 
     def bad_task(self, task: BadTask) -> None:
         self.bad.append(f"{task.task_id}: {task.reason}")
+
+
+def builds_of(config: Config, why_unfit: Callable[[SandboxSpec], Awaitable[str | None]]) -> Builds:
+    return Builds(config.env, config.sandbox_spec, why_unfit, print)
 
 
 class FakeBuilds:
@@ -277,13 +284,219 @@ async def test_no_room_for_a_context_is_the_machine_s_doing(
     ("env", "why"), [({"launcher": "process"}, "launcher process"), ({"dockerfiles": False}, "trust")]
 )
 async def test_where_nothing_is_built_the_task_says_why(env: dict[str, Any], why: str, tmp_path: Path) -> None:
-    builds = Builds(load_config(env=env, environ={}).env, print)
+    builds = builds_of(load_config(env=env, environ={}), fits)
     bad = await asyncio.wrap_future(builds.begin(replace(A, dockerfile=str(dockerfile(tmp_path)))))
     assert isinstance(bad, BadTask)
     assert why in bad.reason
     assert await asyncio.wrap_future(builds.begin(PLAIN)) is PLAIN
     await builds.aclose()
     assert await asyncio.wrap_future(builds.begin(A)) is A
+
+
+# ---------------------------------------------------------------- images that no sandbox can be made of
+
+
+async def fits(spec: SandboxSpec) -> str | None:
+    return None
+
+
+@asynccontextmanager
+async def engine_of_images(*listeners: Listener, **images: Exception) -> AsyncIterator[Held]:
+    """An engine whose launcher raises these errors for images of these names."""
+    async with held(Observer(listeners=list(listeners)), group_size=1) as engine:
+        engine.launcher.images = dict(images)
+        shared = engine.orchestrator.shared
+        assert shared.opened is not None
+        builds = builds_of(engine.orchestrator.config, shared.opened.hosts.why_unfit)
+        shared.opened = replace(shared.opened, builds=builds)
+        yield engine
+        await builds.aclose()
+
+
+def of_image(name: str, task_id: str = "") -> Task:
+    return replace(PLAIN, task_id=task_id or name, image=name)
+
+
+async def test_a_task_whose_image_no_sandbox_can_be_made_of_is_bad_and_asked_about_once() -> None:
+    told = Told()
+    async with engine_of_images(told, odd=ImageUnusable("the image odd is for another machine")) as engine:
+        engine.completer.let_all_go()
+        tasks = [of_image("odd"), PLAIN, of_image("good"), of_image("odd", "same"), of_image("good", "too")]
+        groups = await groups_of(engine, tasks)
+        assert sorted(groups) == [(1, None), (2, "good"), (4, "good")]
+        assert await groups_of(engine, [of_image("odd", "later")]) == []
+    why = "the image odd is for another machine"
+    assert sorted(told.bad) == sorted(f"{name}: {why}" for name in ("odd", "same", "later"))
+    assert engine.launcher.launched == 3
+    assert 1 <= engine.launcher.looked_at.count("odd") <= PARALLEL
+
+
+@pytest.mark.parametrize(
+    "error", [EnvironmentUnusable("no room for an image"), DockerError("no answer"), LaunchError("runc is gone")]
+)
+async def test_what_the_machine_lacks_is_no_task_s_fault(error: Exception) -> None:
+    told = Told()
+    async with engine_of_images(told, away=error) as engine:
+        engine.completer.let_all_go()
+        assert await groups_of(engine, [of_image("away")]) == [(0, "away")]
+        engine.launcher.images["away"] = ImageUnusable("it is torn")
+        assert await groups_of(engine, [of_image("away", "then")]) == []
+    assert told.bad == ["then: it is torn"]
+
+
+async def test_a_drain_waits_for_no_look_at_an_image() -> None:
+    told, looking = Told(), asyncio.Event()
+
+    async def hangs(spec: SandboxSpec) -> str | None:
+        looking.set()
+        await asyncio.sleep(3600)
+        return "never"
+
+    async with engine_of_images(told) as engine:
+        shared = engine.orchestrator.shared
+        assert shared.opened is not None
+        builds = builds_of(engine.orchestrator.config, hangs)
+        shared.opened = replace(shared.opened, builds=builds)
+        run = asyncio.create_task(groups_of(engine, [of_image("a"), of_image("b"), of_image("c")]))
+        await looking.wait()
+        engine.orchestrator.drain()
+        async with asyncio.timeout(30):
+            assert await run == []
+        assert engine.orchestrator.cut_short
+        await builds.aclose()
+    assert told.bad == []
+
+
+async def test_an_image_is_asked_about_for_each_user_and_root() -> None:
+    asked: list[SandboxSpec] = []
+
+    async def why_unfit(spec: SandboxSpec) -> str | None:
+        asked.append(spec)
+        return f"no user {spec.user}" if spec.user == "ghost" else None
+
+    builds = builds_of(load_config(env={"launcher": "oci"}, environ={}), why_unfit)
+    own = replace(PLAIN, image="i", root="writable", user="ghost")
+    results = [await asyncio.wrap_future(builds.begin(t)) for t in (own, replace(own, user="app"), own)]
+    await builds.aclose()
+    assert results == [bad := BadTask("plain", "no user ghost"), replace(own, user="app"), bad]
+    assert [(spec.image, spec.root, spec.user) for spec in asked] == [
+        ("i", "writable", "ghost"),
+        ("i", "writable", "app"),
+    ]
+
+
+async def test_a_look_waits_for_no_build_and_an_image_that_was_built_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    async def why_unfit(spec: SandboxSpec) -> str | None:
+        return "it has 300 layers" if spec.image == "image-0" else None
+
+    def building(builder: FakeBuilder) -> Builds:
+        builds = builds_of(load_config(env={"dockerfiles": True}, environ={}), why_unfit)
+        builds._images = images(builder)
+        return builds
+
+    hanging = FakeBuilder()
+    hanging.hangs = True
+    paths = [dockerfile(tmp_path / str(n), f"FROM base\nRUN {n}\n") for n in range(PARALLEL)]
+    tasks = [replace(A, dockerfile=str(path)) for path in paths]
+    builds = building(hanging)
+    for task in tasks:
+        builds.begin(task)
+    await until(lambda: hanging.asked.count("build on base") == PARALLEL)
+    async with asyncio.timeout(30):
+        assert await asyncio.wrap_future(builds.begin(of_image("i"))) == of_image("i")
+    await builds.aclose()
+    builds = building(FakeBuilder())
+    assert await asyncio.wrap_future(builds.begin(tasks[0])) == BadTask("a", "it has 300 layers")
+    await builds.aclose()
+
+
+async def test_an_image_of_a_registry_is_fetched_as_one_to_begin_with(tmp_path: Path) -> None:
+    builder, lines = FakeBuilder(), list[str]()
+    made = TaskImages(builder, {"far.example/a": "near"}, 60.0, lines.append)
+    assert await made.named("far.example/a") == await made.image(dockerfile(tmp_path, "FROM far.example/a\n"))
+    assert builder.asked == ["base near", "build on near"]
+    assert lines == ["building far.example/a"]
+
+
+class NamedImages:
+    """Says what it makes, and fails at `broken`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def image(self, path: Path) -> str:
+        return self._made(str(path))
+
+    async def named(self, name: str) -> str:
+        return self._made(name)
+
+    def _made(self, name: str) -> str:
+        self.asked.append(name)
+        if "broken" in name:
+            raise BuildError(f"{name} fails")
+        return f"of-{name}"
+
+
+@pytest.fixture
+async def harbor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[tuple[Builds, NamedImages]]:
+    """Builds of a run whose images are in a store of their own."""
+    made = NamedImages()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    async def opened(*_: object) -> NamedImages:
+        return made
+
+    monkeypatch.setattr("orchestrator.engine.builds._open", opened)
+    builds = builds_of(load_config(environ={}), fits)
+    yield builds, made
+    await builds.aclose()
+
+
+@pytest.mark.parametrize(
+    ("task", "grader", "image", "own", "asked"),
+    [
+        ({"dockerfile": "/e"}, {}, "of-/e", None, ["/e"]),
+        ({"image": "a"}, {}, "of-a", None, ["a"]),
+        ({"dockerfile": "/e"}, {"dockerfile": "/t"}, "of-/e", "of-/t", ["/e", "/t"]),
+        ({"image": "a"}, {"image": "a"}, "of-a", "of-a", ["a"]),
+        ({"image": "a"}, {"dockerfile": "/broken"}, None, None, ["a", "/broken"]),
+    ],
+)
+async def test_agent_and_grader_of_a_harbor_task_get_their_images(
+    task: dict[str, Any],
+    grader: dict[str, Any],
+    image: str | None,
+    own: str | None,
+    asked: list[str],
+    harbor: tuple[Builds, NamedImages],
+) -> None:
+    builds, made = harbor
+    task_ = Task("t", "?", **task, cwd="", grader=Grader("harbor", **grader, cwd="/here"))
+    built = await asyncio.wrap_future(builds.begin(task_))
+    assert made.asked == asked
+    if image is None:
+        assert built == BadTask("t", "/broken fails")
+        return
+    assert isinstance(built, Task)
+    assert built.grader is not None
+    assert (built.image, built.grader.image, built.cwd, built.grader.cwd) == (image, own, "/", "/here")
+
+
+@pytest.mark.parametrize(
+    ("named", "place"), [("/app/", "/app"), ("app/../..", "/"), ("", "/"), ("/a\nb", "/"), ("/" + "x" * 2000, "/")]
+)
+def test_the_working_directory_is_the_image_s(
+    named: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ImageStore().put(
+        saved(tmp_path / "i.tar", layer(file("a", b"1")), config={"config": {"WorkingDir": named}}), "image"
+    )
+    assert _workdir("image") == place
 
 
 # ---------------------------------------------------------------- uses

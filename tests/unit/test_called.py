@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator import ConfigError, Orchestrator, SyncOrchestrator, load_config
-from orchestrator.completion.base import CompletionRequest, UnusableSample, ids_of
+from orchestrator.completion.base import CompletionRequest, Interrupted, UnusableSample, ids_of
 from orchestrator.completion.callback import CallbackCompleter
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.sampled import UNTOLD, RawSample
@@ -210,3 +211,56 @@ async def test_a_server_without_seeds_gives_no_second_sample(tokenizer: HubToken
         await made.sample(request(tokenizer))
     assert len(asked) == 1
     assert not SglangDialect(seeded=False).seeded
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "reason"),
+    [(f"Hello{END}", 100, "stop"), ("x = 1\n</code>", 100, "stop"), ("Hello", 0, "length")],
+    ids=["end", "stop string", "full"],
+)
+async def test_what_was_aborted_at_its_end_is_not_asked_for_again(
+    tokenizer: HubTokenizer, text: str, most: int, reason: str
+) -> None:
+    """Servers look for an abort before they look for an end. `most` 0: as many tokens as the text has."""
+    ids, asked = tokenizer.encode(text), []
+
+    def sample(request: CompletionRequest) -> RawSample:
+        asked.append(request.sampling.max_tokens)
+        return answer(ids, "aborted")
+
+    wanted = request(tokenizer, most or len(ids))
+    completion = await completer(tokenizer, sample).sample(wanted)
+    assert (completion.finish_reason, completion.tokens_T) == (reason, tuple(ids))
+    assert asked == [wanted.sampling.max_tokens]
+
+
+async def test_what_was_aborted_before_its_first_token_is_a_fault_of_the_server(tokenizer: HubTokenizer) -> None:
+    with pytest.raises(CompletionError, match="aborted it before its first token"):
+        await completer(tokenizer, lambda _: answer([], "aborted")).sample(request(tokenizer))
+
+
+async def test_versions_told_by_token_are_those_of_the_completion(tokenizer: HubTokenizer) -> None:
+    """As SGLang tells them."""
+    ids = tokenizer.encode(f"Hello there{END}")
+    told = [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": len(ids)}]
+    sampled = replace(answer(ids), weight_versions=told)
+    completion = await completer(tokenizer, lambda _: sampled).sample(request(tokenizer))
+    assert completion.sampled_by == (PolicySpan(1, "6", "6"), PolicySpan(len(ids) - 1, "7", "7"))
+
+
+async def test_what_was_sampled_before_the_server_went_away_is_kept(tokenizer: HubTokenizer) -> None:
+    ids = tuple(tokenizer.encode("Hello"))
+    answers = [answer(list(ids), "aborted")]
+
+    def sample(request: CompletionRequest) -> RawSample:
+        if not answers:
+            raise CompletionError("gone")
+        return answers.pop()
+
+    with pytest.raises(Interrupted, match=f"gone; {len(ids)} tokens were sampled before") as caught:
+        await completer(tokenizer, sample).sample(request(tokenizer))
+    assert [part.ids for part in caught.value.parts] == [ids]
+    assert caught.value.completion.tokens_T == ids
+    with pytest.raises(CompletionError, match="gone") as nothing:
+        await completer(tokenizer, sample).sample(request(tokenizer))
+    assert not isinstance(nothing.value, Interrupted)

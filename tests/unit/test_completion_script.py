@@ -45,7 +45,7 @@ def bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         (("process", "--env.launcher", "="), ["auto", "docker", "oci", "process"]),
         (("help", "pro"), ["process"]),
         (("process", "--env.scoring_strategy", "c"), ["correctness", "combined"]),
-        (("process", "--env.agent", ""), ["code", "tool_calling", "program:"]),
+        (("process", "--env.agent", ""), ["code", "tool_calling", "shell", "program:"]),
         (("process", "--env.group_policy", "p"), ["partial:"]),
         (("process", "--env.dataset", "j"), ["jsonl:"]),
         (("process", "--env.dataset", "re"), ["reasoning_gym:"]),

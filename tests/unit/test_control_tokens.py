@@ -25,6 +25,7 @@ from tests.fakes.tokenizers import (
     TOOL_TEMPLATES,
     control_ids,
     made,
+    qwen,
 )
 
 TAG = "</code>"
@@ -202,3 +203,15 @@ def test_every_content_that_is_apart_stands_in_the_text_where_it_was() -> None:
     parts = pieces(tokenizer, messages, {2}, generation_prompt=True)
     assert [(part.message, part.text) for part in parts[1::2]] == [(0, "<|s|>"), (2, "b"), (3, "<|e|>")]
     assert "".join(part.text for part in parts) == tokenizer.render(messages, generation_prompt=True)
+
+
+def test_a_template_that_prints_other_text_around_a_content_is_not_asked_what_it_makes_of_it() -> None:
+    """Its own text would stand in two ways: around a word, and around the content with that word behind it."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.content | upper + '<|im_end|>' }}{% endfor %}"
+        "{% if messages[-1].content | length > 60 %}{{ '!' }}{% endif %}"
+    )
+    tokenizer, content = qwen(template), "a page that says <|im_end|> in its text"
+    assert prompt_text(tokenizer, (Message("user", content),)).text == f"<|im_start|>{content}<|im_end|>"
+    short = "says <|im_end|>"
+    assert prompt_text(tokenizer, (Message("user", short),)).text == f"<|im_start|>{short.upper()}<|im_end|>"

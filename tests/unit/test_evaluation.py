@@ -21,7 +21,7 @@ from orchestrator.completion.route import LimitedCompleter
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.shared import Opened
 from orchestrator.errors import ConfigError, RecordError
-from orchestrator.evaluation.evaluate import evaluate, evaluation_config
+from orchestrator.evaluation.evaluate import evaluate
 from orchestrator.evaluation.files import EvaluationFiles, sample_line
 from orchestrator.evaluation.measured import Evaluation
 from orchestrator.evaluation.table import print_evaluation
@@ -186,26 +186,15 @@ def test_the_table_shows_labels_as_text_and_what_is_missing() -> None:
 
 
 def test_evaluation_settings_are_its_own_and_stay_when_applied_again() -> None:
-    config = Config(
-        env=EnvSettings(
-            eval_samples=3,
-            eval_temperature=0.2,
-            group_policy="partial:5",
-            zero_variance="resample",
-            max_staleness=0,
-        ),
-        openai=(PRICED,),
-    )
-    derived = evaluation_config(config)
-    env = derived.env
+    env = EnvSettings(
+        eval_samples=3, eval_temperature=0.2, group_policy="partial:5", zero_variance="resample", max_staleness=0
+    ).for_evaluation()
     assert (env.group_size, env.temperature, env.group_policy, env.zero_variance) == (3, 0.2, "partial:1", "keep")
     assert env.max_staleness is None
-    assert evaluation_config(derived) == derived
-    assert evaluation_config(Config()).env.temperature == 1.0
+    assert env.for_evaluation() == env
+    assert EnvSettings().for_evaluation().temperature == 1.0
     for strategy in ("basic", "combined", "judge", "python:m:f"):
-        assert (
-            evaluation_config(Config(env=EnvSettings(scoring_strategy=strategy))).env.scoring_strategy == strategy
-        )
+        assert EnvSettings(scoring_strategy=strategy).for_evaluation().scoring_strategy == strategy
 
 
 def test_training_and_evaluation_score_correctness_unless_another_strategy_is_named(tmp_path: Path) -> None:

@@ -266,6 +266,20 @@ ROWS = {
     "Docker away, or a full disk, while a Dockerfile is built": [
         f"{BUILDS}::test_a_machine_that_cannot_build_ends_the_run"
     ],
+    "no sandbox can be made of a task's image, or for its user": [
+        "integration/test_unfit_images.py::test_docker_makes_no_rollout_of_images_that_it_cannot_use",
+        "integration/test_unfit_images.py::test_without_an_engine_neither_does_the_launcher_oci",
+        "integration/test_unfit_images.py::test_the_run_s_own_image_is_refused_before_it_begins",
+    ],
+    "a task's working directory cannot be had": [
+        "integration/test_unfit_images.py::test_a_working_directory_that_cannot_be_had_is_the_task_s_fault",
+        "integration/test_task_place.py::test_a_place_that_cannot_be_had_is_said",
+        "unit/test_outcome.py::test_a_place_that_a_task_cannot_have_is_the_data_s_fault",
+    ],
+    "Docker away, or a full disk, while a task's image is looked at": [
+        f"{BUILDS}::test_what_the_machine_lacks_is_no_task_s_fault",
+        "unit/test_oci_images.py::test_what_this_machine_lacks_is_not_the_image_s_fault",
+    ],
     "malformed task, bad attachment": [
         f"{FAULTS}::test_malformed_tasks_are_reported_and_the_run_goes_on",
         "unit/tasks/test_attachments.py::test_what_is_no_file_inside_the_folder_is_refused",

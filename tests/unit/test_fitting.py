@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine.fitting import why_unfit
 from orchestrator.engine.one_group import GroupMaker
 from orchestrator.engine.shared import Shared
+from orchestrator.engine.task_needs import why_unfit
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.observer import Observer
 from orchestrator.settings.sources import load_config
@@ -35,6 +35,7 @@ WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
         (OCI, {"root": "writable", "user": "1000", "image": "/images/a"}, None),
         (OCI, {"user": "1000"}, "its user needs"),
         (WRITABLE, {"user": "1000"}, None),
+        (WRITABLE, {"memory_bytes": 1 << 50}, "a sandbox of 1073742336 MiB does not fit into this machine's"),
         (WRITABLE, {"user": "1000", "root": "read-only"}, "its user needs"),
         (DOCKER, {"grader": GRADER}, "its grader needs a root that can be written to: --env.launcher oci"),
         (OCI, {"grader": GRADER}, None),
@@ -52,7 +53,8 @@ WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
 def test_a_task_is_held_against_the_launcher(
     flags: tuple[str, ...], task: dict[str, Any], words: str | None
 ) -> None:
-    reason = why_unfit(Task("t", "?", **task), load_config(list(flags), environ={}))
+    config, wanted = load_config(list(flags), environ={}), Task("t", "?", **task)
+    reason = why_unfit(wanted, config.env, config.sandbox_spec(wanted))
     assert (reason or "").startswith(words or "")
     assert (reason is None) == (words is None)
 

@@ -230,7 +230,7 @@ def test_known_dataset_schemes_are_taken(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "jsonl:", "json:x", "GAIA", "python:a", "gaia:x", "jsonl:a\0b"])
 def test_other_datasets_are_refused(text: str) -> None:
-    assert "must be one of gaia, jsonl:PATH" in refused("--env.dataset", text)
+    assert "must be one of gaia, harbor:PATH, jsonl:PATH" in refused("--env.dataset", text)
 
 
 @pytest.mark.parametrize("url", ["http://h", "https://h:8000/v1", "http://[::1]:80/v1", "replay:runs/x"])

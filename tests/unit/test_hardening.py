@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.errors import ConfigError, EnvironmentUnusable, ImageUnusable
 from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.contents import ENVIRONMENT, PROGRAM, Contents, image_environment
 from orchestrator.launch.docker.facts import advice, engine_problem, image_problem, missing_features
@@ -24,7 +24,6 @@ from orchestrator.launch.hardening import (
     IDENTITIES,
     MEASURE_NAMES,
     MIB,
-    MIN_MEMORY_BYTES,
     PROCESS_BYTES,
     demand,
     harden,
@@ -34,7 +33,7 @@ from orchestrator.launch.hardening import (
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
 from orchestrator.launch.oci.writable import agent_arguments
 from orchestrator.launch.uids import LAST_UID, SLOTS, UidPair, UidSlots
-from orchestrator.types import Confinement, Mount, SandboxSpec
+from orchestrator.types import MIN_MEMORY_BYTES, Confinement, Mount, SandboxSpec
 from sandbox.boot.arguments import box_of
 from sandbox.types import AgentUser
 from tests.fakes.plans import a_sandbox
@@ -225,7 +224,7 @@ def test_an_image_without_a_path_has_dockers() -> None:
 
 def test_an_environment_is_read_as_docker_does_and_has_a_bound() -> None:
     assert image_environment("i", ["A=b=c", "B=", "no value", "=x", "A=d"]) == {"A": "d", "B": ""}
-    with pytest.raises(EnvironmentUnusable, match="image i takes 70002 bytes"):
+    with pytest.raises(ImageUnusable, match="image i takes 70002 bytes"):
         image_environment("i", [f"A={'x' * 70_000}"])
 
 
@@ -400,8 +399,8 @@ WRITABLE_SEEN = replace(
         ("root_size", Mount("/", "overlay", False, True, True, False, 64 * MIB, 1001)),
         ("root_size", Mount("/", "overlay", False, True, True, False, 0, 0)),
         ("root_size", Mount("/", "ext4", False, True, True, False, 64 * MIB, 1000)),
-        ("root_size", Mount("/", "overlay", False, False, True, False, 64 * MIB, 1000)),
-        ("root_size", Mount("/", "overlay", False, True, False, False, 64 * MIB, 1000)),
+        ("mounts", Mount("/", "overlay", False, False, True, False, 64 * MIB, 1000)),
+        ("mounts", Mount("/", "overlay", False, True, False, False, 64 * MIB, 1000)),
         ("mounts", Mount("/opt/sandbox", "ext4", False, True, True)),
         ("mounts", Mount("/etc", "ext4")),
     ],

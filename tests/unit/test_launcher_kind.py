@@ -7,7 +7,7 @@ import pytest
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.host import launcher_kind as module
 from orchestrator.host.launcher_kind import launcher_kind
-from orchestrator.launch import usual
+from orchestrator.launch import auto
 from orchestrator.settings.sandbox import SandboxSettings
 
 
@@ -39,7 +39,7 @@ async def test_what_is_known_is_asked_of_nobody(
 async def test_without_docker_the_oci_runtime_takes_its_place_and_says_so(
     monkeypatch: pytest.MonkeyPatch, no_engine: None
 ) -> None:
-    monkeypatch.setattr(usual, "why_not_here", lambda runtime, waived: None)
+    monkeypatch.setattr(auto, "why_not_here", lambda runtime, waived: None)
     notes: list[str] = []
     assert await launcher_kind(SandboxSettings(), notes) == "oci"
     assert len(notes) == 1
@@ -48,7 +48,7 @@ async def test_without_docker_the_oci_runtime_takes_its_place_and_says_so(
 
 
 async def test_where_neither_works_both_reasons_are_told(monkeypatch: pytest.MonkeyPatch, no_engine: None) -> None:
-    monkeypatch.setattr(usual, "why_not_here", lambda runtime, waived: f"there is no {runtime}")
+    monkeypatch.setattr(auto, "why_not_here", lambda runtime, waived: f"there is no {runtime}")
     with pytest.raises(
         EnvironmentUnusable, match=r"^Docker is not running.*; the launcher oci cannot help here: there is no runc"
     ):

@@ -11,7 +11,7 @@ from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
 from orchestrator.proxy.budgets import Budgets, LimitReached
 from orchestrator.proxy.lease import MAX_STEP_CHARS, Lease
-from orchestrator.proxy.once import NumberedCalls, SequenceError
+from orchestrator.proxy.numbered_calls import NumberedCalls, SequenceError
 from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.outcome import Refused, Submission
 from orchestrator.types import CompletionKind, Limits, ManagedAgent, Message, Step

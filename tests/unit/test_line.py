@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.completion.line import Segment, Segments, TokenLine, visible_text
+from orchestrator.completion.line import Segment, Segments, TokenLine, cut_at_stop, visible_text
 from orchestrator.completion.prompt_text import absent_marker
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import main_segment, trajectory
 from orchestrator.errors import RecordError
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.types import Completion, CompletionKind, Message, Record, Turn
-from tests.fakes.completers import text_completion
-from tests.fakes.tokenizer import tokenizer_folder
+from tests.fakes.completers import ScriptedCompleter, text_completion
+from tests.fakes.plans import a_plan, an_agent
+from tests.fakes.tokenizer import END, tokenizer_folder
 from tests.fakes.tokenizers import made
 
 TAG = "</code>"
@@ -333,11 +336,48 @@ def test_a_marker_cannot_be_known_beforehand() -> None:
 
 
 def test_one_step_back_of_a_line_is_kept_and_no_more() -> None:
+    segments, completions = Segments(), [text_completion(str(n)) for n in range(3)]
+    for n, completion in enumerate(completions):
+        segments.append(0, (Message("user", "x" * n),), (), completion)
+    assert segments.abandon(0, completions[2])
+    earlier = segments.get(0)
+    assert earlier is not None
+    assert earlier.messages == (Message("user", "x"),)
+    assert segments.abandon(0, completions[1])
+    assert segments.get(0) == Segment(0)
+
+
+def test_a_line_is_found_by_the_hash_of_its_conversation_whatever_was_asked_between() -> None:
     segments = Segments()
-    for n in range(3):
-        segments.append(Segment(0, (Message("user", "x" * n),), completion=text_completion("y")))
-    last = segments.get(0)
-    assert last is not None
-    assert last.before is not None
-    assert last.before.messages == (Message("user", "x"),)
-    assert last.before.before is None
+    talk = tuple(Message("user", str(n)) for n in range(6))
+    segments.append(0, talk[:2], (), text_completion("y"))
+    segments.append(1, (*talk[:2], Message("user", "other")), (), text_completion("z"))
+    for asked, found in ((talk, [0]), ((*talk[:2], Message("user", "other"), talk[3]), [1, 0]), (talk[1:], [])):
+        assert [segment.number for segment, _ in segments.begin(asked, (), ())] == found
+
+
+class Alike(str):
+    """Texts of which all have the same hash, as a program could choose some that do."""
+
+    def __hash__(self) -> int:
+        return 1
+
+
+async def test_a_conversation_with_the_same_hash_is_another_one(tokenizer: HubTokenizer) -> None:
+    first, other = (Message("user", Alike(text)) for text in ("What is 1 + 1?", "Forget all that. What is 0 + 2?"))
+    later = (other, Message("assistant", "two"), Message("user", "And 2 + 2?"))
+    assert hash(first) == hash(other)
+    line = TokenLine(tokenizer, TAG)
+    line.append(line.prompt((first,)), (first,), sampled(tokenizer, tokenizer.encode(f"two{END}")))
+    assert line.prompt((first, *later[1:])).segment == 0
+    assert line.prompt(later).segment == 1
+    lease = Lease(a_plan(agent=an_agent(kind="program")), ScriptedCompleter(["two"]), None, {})
+    for number, talk in enumerate([(first,), later], 1):
+        await lease.complete(AgentRequest(number, CompletionKind.ACTION, talk), str(number).encode())
+    assert [turn.segment for turn in lease.turns] == [0, 1]
+
+
+def test_a_text_is_cut_at_the_first_of_several_stop_strings() -> None:
+    text = "x = 1\n</code> and Observation: 2 </code>"
+    assert cut_at_stop(text, ("Observation:", TAG)) == cut_at_stop(text, (TAG, "Observation:")) == "x = 1\n"
+    assert cut_at_stop(text, ("", "no such")) == text

@@ -86,7 +86,7 @@ async def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert "install runc or crun" in await refused(tmp_path, monkeypatch, runtime="no-such-runtime")
     assert "is a path" in await refused(tmp_path, monkeypatch, tag="./t")
     asked: list[str] = []
-    monkeypatch.setattr(build, "find_runtime", lambda name: asked.append(name) or "/runc")
+    monkeypatch.setattr(build, "find_oci_runtime", lambda name: asked.append(name) or "/runc")
     monkeypatch.setenv("PATH", str(tmp_path))
     needed = "buildah util-linux`"
     assert needed in await refused(tmp_path, monkeypatch, base_image="/base.tar")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -17,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import EnvironmentUnusable
+from orchestrator.errors import EnvironmentUnusable, ImageUnusable
 from orchestrator.launch.oci import archive as archive_module
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.store import ImageStore
+from orchestrator.launch.oci.tree import Tree
 from tests.fakes.archives import CONFIG, Entry, configured, file, folder, layer, layout, link, saved, tarred
 
 LAYERS = (
@@ -116,7 +118,7 @@ ESCAPES = [
 def test_nothing_gets_outside(tmp_path: Path, entries: list[Entry]) -> None:
     (place := tmp_path / "deep" / "deeper").mkdir(parents=True)
     before = {path: path.stat().st_mtime_ns for path in (Path("/tmp"), Path("/etc"))}
-    with pytest.raises(EnvironmentUnusable, match="image"):
+    with pytest.raises(ImageUnusable, match="image"):
         ImageStore(place / "store").put(saved(place / "i.tar", layer(*entries)), "n")
     assert not list(tmp_path.rglob("outside"))
     assert Path("/etc").stat().st_mtime_ns == before[Path("/etc")]
@@ -127,7 +129,7 @@ def test_nothing_gets_outside(tmp_path: Path, entries: list[Entry]) -> None:
 def test_places_to_mount_on_that_lead_elsewhere_are_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "victim").mkdir(mode=0o700)
     way = folder("etc"), link(place, str(tmp_path / "victim"))
-    with pytest.raises(EnvironmentUnusable, match="link"):
+    with pytest.raises(ImageUnusable, match="link"):
         ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", layer(*way)))
     assert stat.S_IMODE((tmp_path / "victim").stat().st_mode) == 0o700
     assert list((tmp_path / "victim").iterdir()) == []
@@ -153,7 +155,7 @@ def test_places_to_mount_on_that_lead_elsewhere_are_refused(tmp_path: Path, plac
 )
 def test_what_is_no_image_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (path := tmp_path / "image.tar").write_bytes(content)
-    with pytest.raises(EnvironmentUnusable) as refused:
+    with pytest.raises(ImageUnusable) as refused:
         ImageStore(tmp_path / "store").put(path)
     assert "\n" not in str(refused.value)
     assert str(path) in str(refused.value)
@@ -175,7 +177,7 @@ def deep(levels: int) -> bytes:
 )
 def test_a_layer_of_no_use_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path, bad: bytes) -> None:
     store = ImageStore(tmp_path / "store")
-    with pytest.raises(EnvironmentUnusable) as refused:
+    with pytest.raises(ImageUnusable) as refused:
         store.put(saved(tmp_path / "i.tar", bad), "n")
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 700
@@ -187,11 +189,11 @@ def test_what_lies_under_a_digest_is_what_its_configuration_names(tmp_path: Path
     store = ImageStore(tmp_path / "store")
     good, evil = layer(file("a", b"good")), layer(file("a", b"evil"))
     for number, layers in enumerate(([evil], [good, evil], [])):
-        with pytest.raises(EnvironmentUnusable, match="configuration names"):
+        with pytest.raises(ImageUnusable, match="configuration names"):
             store.put(saved(tmp_path / f"{number}.tar", *layers, told=configured(good)), "trusted:1")
     damaged = bytearray(gzip.compress(good))
     damaged[len(damaged) // 2] ^= 0xFF
-    with pytest.raises(EnvironmentUnusable):
+    with pytest.raises(ImageUnusable):
         store.put(saved(tmp_path / "d.tar", bytes(damaged), told=configured(good)), "trusted:1")
     assert store.find("trusted:1") is None
     image = store.put(saved(tmp_path / "g.tar", gzip.compress(good), told=configured(good)), "trusted:1")
@@ -203,7 +205,7 @@ def test_an_image_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name, least in (("_IMAGE_BYTES", 1 << 10), ("_IMAGE_ENTRIES", 3)):
         with monkeypatch.context() as patched:
             patched.setattr(archive_module, name, least)
-            with pytest.raises(EnvironmentUnusable, match="more than"):
+            with pytest.raises(ImageUnusable, match="more than"):
                 ImageStore(tmp_path / "store").put(path)
     assert ImageStore(tmp_path / "store").put(path)
 
@@ -211,19 +213,19 @@ def test_an_image_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_index_that_names_itself_and_a_pipe_are_refused(tmp_path: Path) -> None:
     inner = b'{"manifests": [{"digest": "sha256:self"}]}'
     with (
-        pytest.raises(EnvironmentUnusable, match="without end"),
+        pytest.raises(ImageUnusable, match="without end"),
         Archive(tarred(tmp_path / "i.tar", {"index.json": inner, "blobs/sha256/self": inner})),
     ):
         pass
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(EnvironmentUnusable, match="neither a file nor a folder"), Archive(tmp_path / "pipe"):
+    with pytest.raises(ImageUnusable, match="neither a file nor a folder"), Archive(tmp_path / "pipe"):
         pass
     (tmp_path / "layout").mkdir()
     os.mkfifo(tmp_path / "layout" / "index.json")
-    with pytest.raises(EnvironmentUnusable, match="is not a file"), Archive(tmp_path / "layout"):
+    with pytest.raises(ImageUnusable, match="is not a file"), Archive(tmp_path / "layout"):
         pass
     nested = tarred(tmp_path / "n.tar", {"index.json": deep(100_000)})
-    with pytest.raises(EnvironmentUnusable), Archive(nested):
+    with pytest.raises(ImageUnusable), Archive(nested):
         pass
 
 
@@ -240,7 +242,7 @@ def test_an_image_that_somebody_is_just_removing_is_told(tmp_path: Path) -> None
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnusable, match="No such file"), Archive(tmp_path / "nothing.tar"):
+    with pytest.raises(ImageUnusable, match="No such file"), Archive(tmp_path / "nothing.tar"):
         pass
 
 
@@ -256,7 +258,7 @@ def test_a_layout_does_not_read_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text('{"manifests": []}')
     (path := tmp_path / "image").mkdir()
     (path / "index.json").symlink_to(tmp_path / "secret")
-    with pytest.raises(EnvironmentUnusable, match="outside"), Archive(path):
+    with pytest.raises(ImageUnusable, match="outside"), Archive(path):
         pass
 
 
@@ -341,7 +343,7 @@ def test_no_link_is_followed_out_of_an_image(tmp_path: Path, entries: list[Entry
     store, before = ImageStore(tmp_path / "store"), sorted(os.listdir("/etc"))
     try:
         image = store.put(saved(tmp_path / "i.tar", layer(*entries)))
-    except EnvironmentUnusable:
+    except ImageUnusable:
         assert left(store) == []
     else:  # what comes after a NUL is no part of the name
         assert (image.root / "a").is_file()
@@ -373,7 +375,7 @@ def test_a_small_file_that_unpacks_to_a_gigabyte_is_refused(tmp_path: Path, kind
     good = saved(tmp_path / "good.tar", layer(file("a")))
     path = bomb(tmp_path / "i.tar.gz", "large", kind, good.read_bytes())
     assert path.stat().st_size < 1_400_000
-    with pytest.raises(EnvironmentUnusable, match="more than 100 times its size"):
+    with pytest.raises(ImageUnusable, match="more than 100 times its size"):
         ImageStore(tmp_path / "store").find(str(path))
 
 
@@ -381,7 +383,7 @@ def test_a_layer_that_unpacks_to_a_gigabyte_is_refused(tmp_path: Path) -> None:
     packed = bomb(tmp_path / "layer.tar.gz", "large").read_bytes()
     ids = {"rootfs": {"diff_ids": ["sha256:of a gigabyte"]}}
     store = ImageStore(tmp_path / "store")
-    with pytest.raises(EnvironmentUnusable, match="more than 100 times its size"):
+    with pytest.raises(ImageUnusable, match="more than 100 times its size"):
         store.put(saved(tmp_path / "i.tar", packed, told=json.dumps(ids).encode()))
     assert left(store) == []
 
@@ -395,9 +397,9 @@ def test_an_image_may_be_compressed_as_a_whole(tmp_path: Path, pack: Callable[[b
 
 def test_zstd_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "i").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
-    with pytest.raises(EnvironmentUnusable, match="zstd: save it with gzip"):
+    with pytest.raises(ImageUnusable, match="zstd: save it with gzip"):
         ImageStore(tmp_path / "store").put(tmp_path / "i")
-    with pytest.raises(EnvironmentUnusable, match="zstd: save it with gzip"):
+    with pytest.raises(ImageUnusable, match="zstd: save it with gzip"):
         ImageStore(tmp_path / "store").put(saved(tmp_path / "l", b"\x28\xb5\x2f\xfd" + bytes(100)))
 
 
@@ -425,7 +427,7 @@ def test_links_that_make_names_longer_cost_no_more_than_their_steps(
     path = saved(tmp_path / "i.tar", layer(*entries, *(file(f"l9/{number}") for number in range(5))))
     monkeypatch.setattr(archive_module, "_MOVES", 1_000)
     store = ImageStore(tmp_path / "store")
-    with pytest.raises(EnvironmentUnusable, match="more than"):
+    with pytest.raises(ImageUnusable, match="more than"):
         store.put(path)
     assert left(store) == []
     monkeypatch.undo()
@@ -436,7 +438,7 @@ def test_links_that_make_names_longer_cost_no_more_than_their_steps(
 
 def test_folders_without_an_entry_count_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "_IMAGE_ENTRIES", 100)
-    with pytest.raises(EnvironmentUnusable, match="more than"):
+    with pytest.raises(ImageUnusable, match="more than"):
         ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", layer(file("x/" * 200 + "y"))))
 
 
@@ -453,7 +455,7 @@ def test_an_impossible_size_is_refused(tmp_path: Path, kind: bytes, size: int) -
     (tmp_path / "outer.tar").write_bytes(bad)
     saved(tmp_path / "inner.tar", layer(file("a"))[:512] + bad)
     for number, path in enumerate((tmp_path / "outer.tar", tmp_path / "inner.tar")):
-        with pytest.raises(EnvironmentUnusable) as refused:
+        with pytest.raises(ImageUnusable) as refused:
             ImageStore(tmp_path / f"store{number}").put(path)
         assert "\n" not in str(refused.value)
 
@@ -465,7 +467,7 @@ def test_headers_of_one_entry_are_bounded_together(tmp_path: Path) -> None:
     packed.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
     packed.size = len(numbers)
     head = packed.tobuf(tarfile.PAX_FORMAT)
-    with pytest.raises(EnvironmentUnusable, match="too long"):
+    with pytest.raises(ImageUnusable, match="too long"):
         ImageStore(tmp_path / "store").put(
             saved(tmp_path / "i.tar", head + numbers + bytes(-len(numbers) % 512 + 1024))
         )
@@ -475,19 +477,54 @@ def test_headers_of_one_entry_are_bounded_together(tmp_path: Path) -> None:
     "config",
     [
         {"Env": 5}, {"Env": {"a": "b"}}, {"Env": [5]}, {"Env": "A=b"}, {"Entrypoint": "/run-me"},
-        {"Entrypoint": [None]}, {"Labels": ["a"]}, {"Labels": {"a": 5}}, {"Volumes": 5}, {"Volumes": ["/x"]}, 5,
+        {"Entrypoint": [None]}, {"Labels": ["a"]}, {"Labels": {"a": 5}}, {"Volumes": 5}, {"Volumes": ["/x"]},
+        {"User": 5}, {"User": ["app"]}, 5,
     ],
 )  # fmt: skip
 def test_a_configuration_of_other_types_is_refused(tmp_path: Path, config: object) -> None:
     """Else it would be this process that trips over it, in a run."""
-    with pytest.raises(EnvironmentUnusable, match="was expected"):
+    with pytest.raises(ImageUnusable, match="was expected"):
         ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config={"config": config}))
+
+
+def test_an_image_s_user_and_folder_are_kept_as_they_are(tmp_path: Path) -> None:
+    config = {"config": {"User": "app:50", "WorkingDir": "/srv/app", "StopSignal": "SIGTERM"}}
+    image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config=config))
+    assert (image.config["User"], image.config["WorkingDir"]) == ("app:50", "/srv/app")
+    assert image.config["StopSignal"] is True
+    with pytest.raises(EnvironmentUnusable):
+        ImageStore(tmp_path / "store").put(saved(tmp_path / "j.tar", LAYERS[0], config={"config": {"User": [3]}}))
 
 
 def test_what_sandboxes_do_not_use_of_a_configuration_is_left_out(tmp_path: Path) -> None:
     config = {"config": {"Env": ["A=b"], "Entrypoint": None, "Labels": None, "Cmd": json.loads(deep(300))}}
     image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config=config))
     assert image.config == {"Env": ["A=b"], "Entrypoint": [], "Labels": {}, "Volumes": {}, "Cmd": True}
+
+
+def test_whom_an_image_runs_as_is_kept(tmp_path: Path) -> None:
+    config = {"config": {"User": "app:staff"}}
+    image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config=config))
+    assert image.config["User"] == "app:staff"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(number, os.strerror(number)) for number in (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EPERM)]
+    + [MemoryError()],
+    ids=repr,
+)
+def test_what_this_machine_lacks_is_not_the_image_s_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> int:
+        raise error
+
+    path = saved(tmp_path / "i.tar", *LAYERS)
+    monkeypatch.setattr(Tree, "file", fails)
+    with pytest.raises(EnvironmentUnusable) as refused:
+        ImageStore(tmp_path / "store").put(path)
+    assert not isinstance(refused.value, ImageUnusable)
 
 
 @pytest.mark.parametrize(
@@ -504,7 +541,7 @@ def test_an_image_that_no_sandbox_can_have_is_refused_in_one_line(
 ) -> None:
     store = ImageStore(tmp_path / "store")
     told = json.dumps(json.loads(configured(LAYERS[0])) | more).encode()
-    with pytest.raises(EnvironmentUnusable, match=words) as refused:
+    with pytest.raises(ImageUnusable, match=words) as refused:
         store.put(saved(tmp_path / "i.tar", LAYERS[0], told=told))
     assert str(refused.value).isprintable()
     assert not (tmp_path / "store").exists(), "nothing is left"
@@ -516,7 +553,7 @@ def test_any_name_is_kept_or_refused_in_one_plain_line(tmp_path: Path, name: str
     if len(name) < 256:
         root = store.put(saved(tmp_path / "i.tar", layer(file(name, b"x")))).root
         assert (root / name).read_bytes() == b"x"
-    with pytest.raises(EnvironmentUnusable) as refused:
+    with pytest.raises(ImageUnusable) as refused:
         store.put(saved(tmp_path / "2.tar", layer(file(name), file(f"{name}/b"), file(f"../{name}"))))
     assert str(refused.value).isprintable()
     str(refused.value).encode()
@@ -553,13 +590,13 @@ def test_what_is_not_what_its_digest_says_is_refused(tmp_path: Path, broken: str
     if broken == "config":
         name = f"blobs/sha256/{json.loads(files[name])['config']['digest'].partition(':')[2]}"
     files[name] += b" "
-    with pytest.raises(EnvironmentUnusable, match="is something else"):
+    with pytest.raises(ImageUnusable, match="is something else"):
         ImageStore(tmp_path / "store").put(tarred(tmp_path / "i.tar", files))
 
 
 def test_an_outer_tar_of_too_many_files_is_refused(tmp_path: Path) -> None:
     path = tarred(tmp_path / "i.tar", {str(number): b"" for number in range(10_001)})
-    with pytest.raises(EnvironmentUnusable, match="more than 10000 files"):
+    with pytest.raises(ImageUnusable, match="more than 10000 files"):
         ImageStore(tmp_path / "store").put(path)
 
 
@@ -576,5 +613,5 @@ def test_a_layer_that_docker_saved_as_a_link_is_found(tmp_path: Path) -> None:
     assert (ImageStore(tmp_path / "store").put(path).root / "a").read_bytes() == b"x"
     entries[2] = link("one/layer.tar", "../two/layer.tar")
     path.write_bytes(layer(*entries))
-    with pytest.raises(EnvironmentUnusable, match="is not a file"):
+    with pytest.raises(ImageUnusable, match="is not a file"):
         ImageStore(tmp_path / "other").put(path)

@@ -17,7 +17,7 @@ from orchestrator.rules.outcome import (
     Submission,
     decide,
 )
-from orchestrator.types import Ended, Failed, Record, SandboxExit
+from orchestrator.types import Ended, Failed, FailedName, Record, SandboxExit
 from tests.fakes.plans import a_record, a_turn
 
 KILLED = SandboxExit(137, oom_killed=True)
@@ -37,6 +37,7 @@ KILLED = SandboxExit(137, oom_killed=True)
         (Submission("no_answer", None, "", control=ControlAnswer("Hello.")), "no_answer"),
         (Submission("no_answer", None, "", control=ControlAnswer(failure=OSError("away"))), "llm_error"),
         (Submission("crashed", None, "boom"), "sandbox_crashed"),
+        (Submission("bad_task", None, "its place is a file now"), "sandbox_crashed"),
         (Refused("budget", "3 completions"), "budget"),
         (Refused("context_length", ""), "context_length"),
         (Refused("llm_error", "HTTP 500"), "llm_error"),
@@ -78,6 +79,12 @@ def test_a_task_that_does_not_fit_is_the_data_s_fault() -> None:
     outcome, _ = decide(Refused("context_length", "9000 tokens"), a_record(turns=0))
     assert outcome == Failed(outcome.name, "the task does not fit: 9000 tokens")
     assert outcome.name == "bad_task"
+
+
+@pytest.mark.parametrize("program", [False, True])
+def test_a_place_that_a_task_cannot_have_is_the_data_s_fault(program: bool) -> None:
+    outcome, _ = decide(Submission("bad_task", None, "/a: Not a directory"), a_record(turns=0), program=program)
+    assert outcome == Failed(FailedName.BAD_TASK, "/a: Not a directory")
 
 
 def test_the_deadline_blames_whoever_took_the_time() -> None:
@@ -135,6 +142,13 @@ def test_a_program_without_a_completion_is_the_operator_s_to_mend(ending: Ending
 )
 def test_what_is_not_the_program_s_own_end_stays_what_it_was(ending: Ending, name: str) -> None:
     assert decide(ending, a_record(turns=0), program=True)[0].name == name
+
+
+def test_an_image_without_a_shell_is_the_operator_s_to_mend() -> None:
+    """Of all agents, only a shell agent can end so before its first completion."""
+    outcome, _ = decide(Submission("no_answer", None, "no sh"), a_record(turns=0))
+    assert (outcome.name, outcome.reason) == ("agent_error", "no completion: no sh")  # type: ignore[union-attr]
+    assert decide(ClockExpired(), a_record(turns=0))[0].name == "sandbox_lost"
 
 
 @pytest.mark.parametrize("ending", [Submission("no_answer", None, SAID), ClockExpired(), Refused("budget", "")])

@@ -16,7 +16,7 @@ from orchestrator.errors import ProtocolError
 from orchestrator.proxy import budgets
 from orchestrator.proxy.completions import MAX_GIVEN_UP
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.once import SequenceError
+from orchestrator.proxy.numbered_calls import SequenceError
 from orchestrator.proxy.requests import AgentRequest, Reply
 from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.rules.outcome import Refused

@@ -15,8 +15,8 @@ from orchestrator.cli import main
 from orchestrator.commands import replay
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.rules.redact import Secret
-from orchestrator.run.compared import Replayable, differences, digest, plan_of
 from orchestrator.run.line import RecordedAttempt, attempt_line, read_attempt
+from orchestrator.run.replay import Replayable, differences, digest, plan_of
 from orchestrator.settings.config import Config
 from orchestrator.settings.row import Entry
 from orchestrator.settings.sources import resolve

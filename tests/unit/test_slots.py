@@ -12,7 +12,6 @@ import pytest
 
 from orchestrator.engine.group import Unfinished
 from orchestrator.engine.groups import READY_GROUPS, open_groups
-from orchestrator.evaluation.evaluate import evaluation_config
 from orchestrator.host.local import LocalHost
 from orchestrator.host.slots import Line
 from orchestrator.rules.observer import Listener, Observer
@@ -284,8 +283,9 @@ async def test_a_run_left_early_removes_what_runs_in_all_open_groups() -> None:
 
 async def test_an_evaluation_beside_shares_the_slots_and_keeps_to_its_tasks() -> None:
     async with held(max_concurrent_sandboxes=3, max_eval_workers=1) as engine:
+        config = engine.orchestrator.config
         beside = engine.orchestrator.beside(
-            evaluation_config(engine.orchestrator.config), Observer(), split="eval"
+            replace(config, env=config.env.for_evaluation()), Observer(), split="eval"
         )
         assert beside.hosts is engine.orchestrator.hosts
         async with (

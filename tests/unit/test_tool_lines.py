@@ -236,6 +236,33 @@ async def test_a_result_is_printed_as_one_where_the_template_wants_a_call_before
     assert printed[format] in program.line
 
 
+async def test_a_template_that_prints_arguments_only_before_results_opens_a_new_line() -> None:
+    """What stands behind them cannot be found; without it the prompt would lack the result."""
+    template = """{% for tool in tools or [] %}{{ tool | tojson }}<tool_call>{"name", "arguments"}</tool_call>
+{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content or '' }}{% for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}"
+{%- if m != messages[-1] %}, "arguments": {{ call.function.arguments | tojson }}{% endif %}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+    program = Program(tokenizers.qwen(template), f"{CALL}<|im_end|>", "It is warm.<|im_end|>")
+    reply = await program.ask(SYSTEM, TASK)
+    await program.ask(SYSTEM, TASK, sent_back(reply), CallMessage("tool", "21 degrees", call_id="call_0"))
+    prompt = program.completer.requests[-1].prompt_ids
+    assert prompt is not None
+    assert "21 degrees<|im_end|>" in program.tokenizer.decode(prompt.tolist())
+    assert program.segments == [0, 1]
+
+
+@pytest.mark.parametrize("end", ["", "<|im_end|>"], ids=["cut off", "ended"])
+async def test_log_probs_are_of_all_tokens_but_the_one_that_ends_the_turn(qwen: HubTokenizer, end: str) -> None:
+    program = Program(qwen, f"It is warm.{end}")
+    reply = await program.ask(SYSTEM, TASK, wishes=Wishes(logprobs=True))
+    assert "".join(text for text, _ in reply.logprobs) == "It is warm."
+    assert {logprob for _, logprob in reply.logprobs} == {-0.5}
+
+
 async def test_the_end_of_a_call_is_known_by_the_template_alone() -> None:
     """gpt-oss ends a call with `<|call|>`, which its tokenizer names as no end."""
     tokenizer = tokenizers.qwen(HARMONY, MARKS["gpt_oss"], special=False)

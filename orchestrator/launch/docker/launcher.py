@@ -12,19 +12,18 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
+from orchestrator.errors import DockerError, EnvironmentUnusable, ImageUnusable, LaunchError, SandboxLostError
 from orchestrator.launch.container import STARTS_AT_ONCE, ContainerLauncher
-from orchestrator.launch.contents import Contents, image_environment
+from orchestrator.launch.contents import Contents
 from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, Engine
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
 from orchestrator.launch.docker.facts import advice, describe, engine_problem, image_problem, missing_features
-from orchestrator.launch.docker.request import create_body, image_volumes
+from orchestrator.launch.docker.request import create_body, used_of_image
 from orchestrator.launch.docker.runtime import engine_runtime
 from orchestrator.launch.docker.sandbox import PAUSED, DockerSandbox
 from orchestrator.launch.docker.verification import verify
 from orchestrator.launch.hardening import Hardening, demand, writable_places
-from orchestrator.launch.image.facts import unfit
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import this_process
 from orchestrator.launch.uids import UidPair
@@ -91,9 +90,13 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         demand(missing_features(info, self._waived))
         if problem := image_problem(spec, info, image):
             raise EnvironmentUnusable(problem)
-        await self._contents_of(spec.image)
+        await self.check_image(spec)
         for line in advice(info, spec, self._max_sandboxes):
             self._advise(line)
+
+    async def check_image(self, spec: SandboxSpec) -> None:
+        """Raises ImageUnusable; EnvironmentUnusable, DockerError for what is not the image's doing."""
+        await self._contents_of(spec.image)
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest. Raises DockerError."""
@@ -125,19 +128,13 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
             self._events.start()
 
     async def _contents_of(self, image: str) -> Contents:
-        """Looked up once. Raises EnvironmentUnusable, DockerError."""
-
-        def read(inspected: Mapping[str, Any]) -> tuple[str, dict[str, str], dict[str, str]]:
-            if problem := unfit(image, inspected):
-                raise EnvironmentUnusable(problem)
-            image_id, config = str(inspected["Id"]), inspected.get("Config") or {}
-            environment = image_environment(image, config.get("Env") or ())
-            return image_id, environment, image_volumes(image, image_id, config.get("Volumes") or ())
-
+        """Looked up once. Raises ImageUnusable, EnvironmentUnusable, DockerError."""
         async with self._preparing:
             if image not in self._contents:
-                if (answer := await self._engine.read_image(image, read)) is None:
-                    raise EnvironmentUnusable(f"the sandbox image {image} is not here: pull or build it")
+                if (
+                    answer := await self._engine.read_image(image, lambda told: used_of_image(image, told))
+                ) is None:
+                    raise ImageUnusable(f"the sandbox image {image} is not here: pull or build it")
                 image_id, environment, volumes = answer
                 self._runtime = self._runtime or await asyncio.to_thread(engine_runtime, image_id)
                 self._contents[image] = Contents(self._runtime, environment, self._program, volumes)
@@ -176,7 +173,7 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
             raise LaunchError(NO_WRITABLE_ROOT)
         try:
             contents = await self._contents_of(spec.image)
-        except EnvironmentUnusable as error:  # a task's own image: the others go on
+        except EnvironmentUnusable as error:  # of a task's own image, that `check_image` had no word of
             raise LaunchError(str(error)) from error
         config = create_body(spec, contents, hardening, self._labels(), self._waived)
         try:

@@ -8,14 +8,13 @@ from hashlib import sha256
 from posixpath import commonpath, normpath
 from typing import Any
 
-from orchestrator.errors import EnvironmentUnusable
-from orchestrator.launch.contents import ENVIRONMENT, Contents
+from orchestrator.errors import ImageUnusable
+from orchestrator.launch.contents import ENVIRONMENT, Contents, image_environment
 from orchestrator.launch.hardening import (
     CAPABILITIES,
     CHANNEL_PLACE,
     HOST_NAME,
     MASKED_PATHS,
-    MIN_MEMORY_BYTES,
     NO_MEASURES,
     OOM_SCORE,
     READ_ONLY_PATHS,
@@ -25,9 +24,10 @@ from orchestrator.launch.hardening import (
     seccomp_profile,
     writable_places,
 )
+from orchestrator.launch.image.facts import unfit
 from orchestrator.launch.names import CHANNEL_MOUNT, LABEL_PROJECT, PROJECT, RUNTIME_MOUNT, is_gvisor
 from orchestrator.launch.uids import UidPair
-from orchestrator.types import SandboxSpec
+from orchestrator.types import MIN_MEMORY_BYTES, SandboxSpec
 
 VOLUME = "orchestrator-"  # how the names of our volumes begin, and of containers that hold one
 _TMPFS = [place.target for place in (*writable_places(MIN_MEMORY_BYTES, UidPair(0, 0)), CHANNEL_PLACE)]
@@ -112,16 +112,23 @@ def _runtime(runtime: str, *, gvisor: bool) -> dict[str, Any]:
     return {"Type": "volume", "Source": name, "Target": RUNTIME_MOUNT, "ReadOnly": gvisor, "VolumeOptions": driver}
 
 
+def used_of_image(image: str, inspected: Mapping[str, Any]) -> tuple[str, dict[str, str], dict[str, str]]:
+    """(id, environment, volumes by their places) of an image, as an Engine describes it. Raises ImageUnusable."""
+    if problem := unfit(image, inspected):
+        raise ImageUnusable(problem)
+    image_id, config = str(inspected["Id"]), inspected.get("Config") or {}
+    environment = image_environment(image, config.get("Env") or ())
+    return image_id, environment, image_volumes(image, image_id, config.get("Volumes") or ())
+
+
 def image_volumes(image: str, image_id: str, declared: Iterable[str]) -> dict[str, str]:
     """A volume for each VOLUME of an image, by its place: one for all sandboxes, filled by the Engine with what is
     there in the image, and read-only. By itself the Engine would make volumes without a limit. Raises
-    EnvironmentUnusable: one would lie over a place of ours."""
+    ImageUnusable: one would lie over a place of ours."""
     volumes = {}
     for place in {normpath(f"/{place.lstrip('/')}") for place in declared} - set(_TMPFS):
         if any(commonpath((place, ours)) in (place, ours) for ours in _OURS):
-            raise EnvironmentUnusable(
-                f"the image {image} has a VOLUME {place}, where sandboxes have their own files"
-            )
+            raise ImageUnusable(f"the image {image} has a VOLUME {place}, where sandboxes have their own files")
         volumes[place] = f"{VOLUME}image-{sha256(f'{image_id}{place}'.encode()).hexdigest()[:16]}"
     return volumes
 

@@ -22,7 +22,7 @@ from orchestrator.rules.waits import uninterrupted
 
 Network = Literal["default", "host", "none"]
 OURS = f"LABEL {LABEL_PROJECT}={PROJECT}"  # in every stage, so that what a cancelled build leaves can be told
-_RECIPE = "1"  # another number: other images of the same Dockerfiles
+_RECIPE = "2"  # another number: other images of the same Dockerfiles
 _REASON_CHARS, _LAST_LINES = 600, 5
 
 
@@ -60,13 +60,21 @@ class TaskImages:
         self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by image or tag
         self._bases: dict[str, str] = {}  # ids, by name
 
-    async def image(self, path: Path) -> str:
-        """The id of the image of the Dockerfile `path`. Raises BuildError, EnvironmentUnusable."""
+    async def named(self, name: str) -> str:
+        """The id of an image as a Dockerfile makes it that says nothing but its name. Raises as `image`."""
+        with tempfile.TemporaryDirectory(prefix="orchestrator-context-") as folder:
+            path = Path(folder) / "Dockerfile"
+            path.write_text(f"FROM {name}\n")
+            return await self.image(path, name)
+
+    async def image(self, path: Path, name: str = "") -> str:
+        """The id of the image of the Dockerfile `path`, which is called `name`. Raises BuildError,
+        EnvironmentUnusable."""
         try:
             with tempfile.TemporaryFile(prefix="orchestrator-context-") as tar:
                 context = await uninterrupted(asyncio.to_thread(TaskContext.pack, path, tar, self._rewritten))
                 async with asyncio.timeout(self._timeout_s):
-                    return await self._image(path, context, tar)
+                    return await self._image(name or str(path), context, tar)
         except TimeoutError:
             limit = f"{self._timeout_s:g} s (env.build_timeout)"
             raise BuildError(f"its Dockerfile was not built within {limit}") from None
@@ -74,7 +82,7 @@ class TaskImages:
             place = tempfile.gettempdir()
             raise EnvironmentUnusable(f"{error.strerror} in {place}: make room, or set TMPDIR") from error
 
-    async def _image(self, path: Path, context: TaskContext, tar: IO[bytes]) -> str:
+    async def _image(self, name: str, context: TaskContext, tar: IO[bytes]) -> str:
         bases = tuple(dict.fromkeys(self._base(image) for image in context.dockerfile.images))
         ids = [await self._base_id(base) for base in bases]
         recipe = "\0".join((_RECIPE, context.digest, *ids))
@@ -82,7 +90,7 @@ class TaskImages:
         async with self._one_at_a_time[tag]:
             if (found := await self._builder.find(tag)) is not None:
                 return found
-            self._say(f"building {printable(str(path))}")
+            self._say(f"building {printable(name)}")
             return await self._builder.build(tar, bases, tag, {LABEL_TASK: tag.rpartition(":")[2]})
 
     def _base(self, image: str) -> str:

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.errors import EnvironmentUnusable
+from orchestrator.errors import ImageUnusable
 from orchestrator.launch.uids import RANGE_IDS
 
 _MOST_BYTES = 1 << 20
@@ -15,7 +15,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 def account(user: str, folders: Sequence[Path]) -> tuple[int, int]:
     """(uid, gid) of `user`, as Docker's USER has it: a name or number, and after a colon a group's. Empty: root.
-    `folders`: top first. Blocks. Raises EnvironmentUnusable if there is no such user or group."""
+    `folders`: top first. Blocks. Raises ImageUnusable if there is no such user or group."""
     name, _, group = user.partition(":")
     accounts = [line for line in _lines("passwd", folders) if len(line) > 3]
     own = next((line for line in accounts if name in (line[0], line[2])), None)
@@ -25,7 +25,7 @@ def account(user: str, folders: Sequence[Path]) -> tuple[int, int]:
         groups = (line[2] for line in _lines("group", folders) if len(line) > 2 and group in (line[0], line[2]))
         gid = _number(next(groups, group))
     if uid is None or gid is None:
-        raise EnvironmentUnusable(f"the image has no user {user!r}, whom the agent is to run as")
+        raise ImageUnusable(f"the image has no user {user!r}, whom the agent is to run as")
     return uid, gid
 
 

@@ -5,6 +5,7 @@ tools for this. But umoci 0.4.7 and skopeo 1.9 set no bound to what an image unp
 set-uid programs, and take 38 s for a folder 1,450 deep.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -17,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from orchestrator.errors import EnvironmentUnusable
+from orchestrator.errors import EnvironmentUnusable, ImageUnusable
 from orchestrator.launch.image.facts import UNUSED, unfit
 from orchestrator.launch.oci.tar import PIECE_BYTES, Frugal, Layer, entries, uncompressed
 from orchestrator.launch.oci.tree import Outside, Tree
@@ -32,11 +33,15 @@ _RATIO, _FREE_BYTES = 100, 256 << 20  # a small file may not unpack to more than
 _NAME_BYTES = 4096  # Linux' limit: a longer path can be opened by nobody
 _INDEXES = 8  # an index may name another one
 _PERMISSIONS = 0o755  # nothing in a sandbox may change who it is, or write into the image
+# What the system says of a file that is not there or may not be read, and of names and sizes in an image.
+_OF_THE_IMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EINVAL}
+_OF_THE_IMAGE |= {errno.ELOOP, errno.ENAMETOOLONG, errno.EMLINK}
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 
 
 class Archive(AbstractContextManager["Archive"]):
-    """An image in a file or folder. Raises EnvironmentUnusable, also in its methods, if it is not an image.
+    """An image in a file or folder. Raises ImageUnusable, also in its methods, if it is not an image, and
+    EnvironmentUnusable where this machine fails.
 
     `digest`: SHA-256 of its configuration, which names its layers: the id that Docker shows. `config`: the parts
     of it that sandboxes use.
@@ -53,7 +58,7 @@ class Archive(AbstractContextManager["Archive"]):
             self._layer_ids = _texts(_object(data["rootfs"])["diff_ids"])
             described = {"Os": data.get("os"), "Architecture": data.get("architecture")}
             if problem := unfit(os.fspath(path), {**described, "RootFS": {"Layers": self._layer_ids}}):
-                raise EnvironmentUnusable(problem)
+                raise ImageUnusable(problem)
             self._stack = stack.pop_all()
 
     def __exit__(self, *exception: object) -> None:
@@ -207,12 +212,14 @@ def _texts(data: object) -> list[str]:
 def _used(config: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of Docker's `Config` that sandboxes use, of their right types."""
     labels = _object(config.get("Labels") or {})
+    own = {name: config[name] for name in ("User", "WorkingDir") if config.get(name)}
     return {
+        **{name: True for name in UNUSED if config.get(name)},  # to be told of
         "Env": _texts(config.get("Env") or []),
         "Entrypoint": _texts(config.get("Entrypoint") or []),
         "Labels": dict(zip(labels, _texts(list(labels.values())), strict=True)),
         "Volumes": {place: {} for place in _object(config.get("Volumes") or {})},
-        **{name: True for name in UNUSED if config.get(name)},  # to be told of
+        **dict(zip(own, _texts(list(own.values())), strict=True)),
     }
 
 
@@ -320,7 +327,8 @@ def _way(name: str) -> list[str]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Whatever is wrong with the image in this block is an EnvironmentUnusable."""
+    """Whatever is wrong with the image in this block is an ImageUnusable, and a failure of the machine an
+    EnvironmentUnusable."""
     try:
         yield
     except EnvironmentUnusable:
@@ -333,4 +341,7 @@ def _reading(path: Path) -> Iterator[None]:
         else:
             text = printable(" ".join(str(error).split()), "?")[:300] or type(error).__name__
             reason = f"it is neither what `docker save` writes nor an OCI layout: {text}"
-        raise EnvironmentUnusable(f"image {name}: {reason}") from error
+        of_machine = isinstance(error, MemoryError) or (
+            isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_THE_IMAGE
+        )
+        raise (EnvironmentUnusable if of_machine else ImageUnusable)(f"image {name}: {reason}") from error

@@ -30,7 +30,7 @@ from orchestrator.launch.image.debian import debian_root
 from orchestrator.launch.names import is_gvisor, is_path
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.buildah import Buildah, missing_packages
-from orchestrator.launch.oci.program import USUAL, find_runtime
+from orchestrator.launch.oci.program import USUAL, find_oci_runtime
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import user_namespace
 from orchestrator.launch.runtime_folder import stored_runtime
@@ -106,7 +106,7 @@ async def _build(
 ) -> StoredImage:
     user_namespace()  # or why there can be none
     # gVisor may keep to itself what a step writes into the root.
-    program = find_runtime(USUAL[0] if is_gvisor(runtime) else runtime)
+    program = find_oci_runtime(USUAL[0] if is_gvisor(runtime) else runtime)
     demand_programs(debian=base_image is None and not store.base(DEBIAN_BASE).exists())
     name = base_image or DEBIAN_BASE
     with store.draft() as draft:

@@ -26,6 +26,7 @@ from orchestrator.launch.names import CHANNEL_MOUNT, RUNTIME_MOUNT
 NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "uts")
 CPU_PERIOD_US = 100_000
 _CLOSED = ("nosuid", "nodev", "noexec")
+_SYSCTL = {"net.ipv4.ip_unprivileged_port_start": "0"}  # root inside serves at port 80, as in Docker's containers
 _DEV_BYTES = 65_536  # it holds links and devices; only root could write there
 
 
@@ -63,6 +64,7 @@ def bundle(
         "linux": {
             "namespaces": [{"type": name} for name in NAMESPACES],
             **({} if unlimited else {"cgroupsPath": control_group}),
+            **({} if hardening.root is None else {"sysctl": _SYSCTL}),
             "resources": _resources(hardening, unlimited),
             "maskedPaths": list(MASKED_PATHS),
             "readonlyPaths": list(READ_ONLY_PATHS),

@@ -178,16 +178,12 @@ class Keeper:
         if not self._has_mounts:
             mounts.leave_mounts()
             self._has_mounts = True
-        namespace = mounts.user_namespace(mounts.AgentNamespace(**request["agent"]))
-        try:
+        with mounts.user_namespace(mounts.AgentNamespace(**request["agent"])) as namespace:
             root = mounts.WritableRoot(**request["root"])
             if "state" in request:
                 root = self._with_state(root, **request["state"])
             mounts.make_root(bundle, root, namespace)
-        except OSError:
-            os.close(namespace)
-            raise
-        return namespace
+            return os.dup(namespace)
 
     def _with_state(self, root: Any, of: Sequence[str], at: int, **scope: Any) -> Any:
         """The root, with what the containers `of` wrote to their own as layers. Raises OSError."""
@@ -228,6 +224,10 @@ class Keeper:
         """Its pid 1 was waited for: from now on that number is another's."""
         container = self._containers[name]
         container.pid = 0
+        if container.root:
+            from orchestrator.launch.oci.mounts import show_written
+
+            show_written(container.root)
         self._tell(ended=name, status=status, said=container.output.last_words())
         self._remove_if_wanted(name)
 

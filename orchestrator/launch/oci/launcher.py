@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import EnvironmentUnusable, LaunchError, RolloutError
+from orchestrator.errors import EnvironmentUnusable, ImageUnusable, LaunchError, RolloutError
 from orchestrator.launch.base import Command, State
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.container import ContainerLauncher
@@ -38,7 +38,7 @@ from orchestrator.launch.oci.machine import (
     why_no_containers,
 )
 from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
-from orchestrator.launch.oci.program import USUAL, find_runtime, own_options
+from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.store import ImageStore, StoredImage
@@ -82,19 +82,24 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         writable_places(spec.memory_bytes, UidPair(0, 0))
         if reason := why_no_containers():
             raise EnvironmentUnusable(reason)
-        version = await asyncio.to_thread(runtime_version, find_runtime(self._runtime_name))
+        version = await asyncio.to_thread(runtime_version, find_oci_runtime(self._runtime_name))
         demand([*missing_limits(self._waived), *missing_ranges(spec, self._waived)])
         if problem := does_not_fit(spec):
             raise EnvironmentUnusable(problem)
-        await self._agent_user(spec, await self._image(spec.image))
+        await self.check_image(spec)
         for line in advice(spec, self._max_sandboxes, version):
             self._advise(line)
+
+    async def check_image(self, spec: SandboxSpec) -> None:
+        """Unpacks the image, if need be. Raises ImageUnusable; EnvironmentUnusable for what is not the image's
+        doing."""
+        await self._agent_user(spec, await self._image(spec.image))
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest."""
         image = await self._image(spec.image)
         return {
-            "runtime": await asyncio.to_thread(runtime_version, find_runtime(self._runtime_name)),
+            "runtime": await asyncio.to_thread(runtime_version, find_oci_runtime(self._runtime_name)),
             "kernel": os.uname().release,
             "image": spec.image,
             "image_id": f"sha256:{image.digest}",
@@ -249,7 +254,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     async def _open(self) -> Runtime:
         async with self._opening:
             if self._runtime is None:
-                program = find_runtime(self._runtime_name)
+                program = find_oci_runtime(self._runtime_name)
                 options = await asyncio.to_thread(own_options, program)
                 self._users = user_namespace()
                 self._directory = _make_directory(self.run_id, program)
@@ -262,14 +267,15 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         return self._directory / "bundles" / name
 
     async def _agent_user(self, spec: SandboxSpec, image: StoredImage) -> tuple[int, int] | None:
-        """(uid, gid) of the agent in its user namespace; None: it has none. Raises EnvironmentUnusable."""
+        """(uid, gid) of the agent in its user namespace; None: it has none. Raises ImageUnusable,
+        EnvironmentUnusable."""
         if not spec.is_writable:
             return None
         if os.geteuid() != 0 and spec.is_on_disk:
             raise EnvironmentUnusable("only root can have more env.sandbox_storage than env.sandbox_memory")
         if is_gvisor(self._runtime_name):
             raise EnvironmentUnusable(
-                "a writable root needs runc or crun (--env.oci_runtime): gVisor joins no user namespace"
+                "a writable root needs runc (--env.oci_runtime): gVisor joins no user namespace"
             )
         user = str(image.config.get("User") or "") if spec.user is None else spec.user
         return await asyncio.to_thread(account, user, [*map(Path, spec.layers), image.root])
@@ -303,11 +309,11 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         return self._store.put(Path(name).expanduser()) if image is None and is_path(name) else image
 
     async def _image(self, name: str) -> StoredImage:
-        """Found once, and what runs in it. Raises EnvironmentUnusable."""
+        """Found once, and what runs in it. Raises ImageUnusable, EnvironmentUnusable."""
         if name not in self._images:
             image = await asyncio.to_thread(self._find, name)
             if image is None:
-                raise EnvironmentUnusable(
+                raise ImageUnusable(
                     f"the sandbox image {name} is not in the store of images: run `orchestrator image build --oci`"
                 )
             environment = image_environment(name, image.config.get("Env") or ())

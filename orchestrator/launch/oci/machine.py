@@ -7,9 +7,9 @@ from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.control_groups import CGROUPS, PROC, beside
-from orchestrator.launch.fitting import old_runc, too_big, too_many
+from orchestrator.launch.fitting import old_runc, too_big, too_many, too_much_memory
 from orchestrator.launch.hardening import ID_RANGES, NO_MEASURES
-from orchestrator.launch.oci.program import find_runtime
+from orchestrator.launch.oci.program import find_oci_runtime
 from orchestrator.launch.oci.user_namespace import user_namespace
 from orchestrator.types import SandboxSpec
 
@@ -38,7 +38,7 @@ def runtime_version(program: str) -> str:
 def why_not_here(runtime: str, waived: frozenset[str] = NO_MEASURES) -> str | None:
     """Why sandboxes cannot be made here by the program `runtime`; None: they can."""
     try:
-        find_runtime(runtime)
+        find_oci_runtime(runtime)
     except EnvironmentUnusable as error:
         return str(error)
     return why_no_containers() or next(iter(missing_limits(waived)), None)
@@ -129,6 +129,11 @@ def _why_not_handed_on(controller: str, folder: Path, cgroups: Path) -> str | No
 def does_not_fit(spec: SandboxSpec) -> str | None:
     """Why a sandbox of this size does not fit into this machine, and what to do; None: it does."""
     return too_big(spec, _memory_bytes(), os.cpu_count() or 1)
+
+
+def lacks_memory(spec: SandboxSpec) -> str | None:
+    """Why this machine has not the memory for a sandbox; None: it has."""
+    return too_much_memory(spec, _memory_bytes())
 
 
 def advice(spec: SandboxSpec, max_sandboxes: int, version: str) -> list[str]:

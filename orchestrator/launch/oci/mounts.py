@@ -15,8 +15,8 @@ import fcntl
 import os
 import resource
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
 MERGED, WRITTEN, UPPER = "merged", "written", "upper"
@@ -62,8 +62,9 @@ def leave_mounts() -> None:
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
 
 
-def user_namespace(agent: AgentNamespace) -> int:
-    """A descriptor of a new user namespace. Raises OSError."""
+@contextmanager
+def user_namespace(agent: AgentNamespace) -> Iterator[int]:
+    """A descriptor of a new user namespace, closed at the end. Raises OSError."""
     ready, tell_ready = os.pipe()
     over, tell_over = os.pipe()
     pid = os.fork()
@@ -72,16 +73,22 @@ def user_namespace(agent: AgentNamespace) -> int:
     try:
         os.close(tell_ready)
         os.close(over)
-        if not os.read(ready, 1):
-            raise OSError(0, "the kernel makes no user namespace (see /proc/sys/user/max_user_namespaces)")
-        for name, text in zip(("uid_map", "gid_map"), agent.maps, strict=True):
-            with open(f"/proc/{pid}/{name}", "w") as ids:
-                ids.write(text)
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if not os.read(ready, 1):
+                raise OSError(0, "the kernel makes no user namespace (see /proc/sys/user/max_user_namespaces)")
+            for name, text in zip(("uid_map", "gid_map"), agent.maps, strict=True):
+                with open(f"/proc/{pid}/{name}", "w") as ids:
+                    ids.write(text)
+            namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(ready)
+            os.close(tell_over)
+        try:
+            yield namespace
+        finally:
+            os.close(namespace)
     finally:
-        os.close(ready)
-        os.close(tell_over)
-        os.waitpid(pid, 0)
+        os.waitpid(pid, 0)  # last: while it ends, which takes milliseconds on a busy machine, the root is made
 
 
 def _hold_namespace(agent: AgentNamespace, tell_ready: int, over: int, tell_over: int) -> NoReturn:
@@ -133,6 +140,11 @@ def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
 def release_root(folder: str) -> None:
     """Nobody sees the root any more; what was written to it stays. Idempotent."""
     _libc.umount2(os.fsencode(os.path.join(folder, MERGED)), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+
+
+def show_written(folder: str) -> None:
+    """Lets this user look at what was written: an agent that is root may have closed its root to all others."""
+    os.chmod(os.path.join(folder, WRITTEN, UPPER), 0o755)  # noqa: S103 - as it was made
 
 
 def remove_root(folder: str) -> None:

@@ -14,7 +14,7 @@ _FLAGS_S = 20.0
 _FOR_ROOT = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # not on every user's PATH
 
 
-def find_runtime(name: str) -> str:
+def find_oci_runtime(name: str) -> str:
     """The path of the program `name`, which may be a path itself. Raises EnvironmentUnusable."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *_FOR_ROOT))
     # What names a folder is no name to look for, and is kept whole: cleaning up may run in another folder.

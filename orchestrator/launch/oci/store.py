@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from orchestrator.errors import EnvironmentUnusable
-from orchestrator.launch.hardening import CHANNEL_PLACE, MIN_MEMORY_BYTES, writable_places
+from orchestrator.errors import EnvironmentUnusable, ImageUnusable
+from orchestrator.launch.hardening import CHANNEL_PLACE, writable_places
 from orchestrator.launch.image.site import CA_PLACE
 from orchestrator.launch.names import RUNTIME_MOUNT, TASK_REPOSITORY, is_path
 from orchestrator.launch.oci.archive import Archive
@@ -30,6 +30,7 @@ from orchestrator.launch.oci.buildah import remove_build
 from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
 from orchestrator.launch.uids import UidPair
 from orchestrator.launch.uses import BuiltImage
+from orchestrator.types import MIN_MEMORY_BYTES
 
 _ID = re.compile("sha256:([0-9a-f]{64})")
 ROOT = "rootfs"  # an image's files, in its folder
@@ -260,7 +261,7 @@ def _remove(folder: Path) -> None:
 
 def _complete(root: Path) -> None:
     """Adds what sandboxes need and an image may lack: places to mount on, and what `localhost` is. Raises
-    EnvironmentUnusable."""
+    ImageUnusable."""
     points = dict.fromkeys(_MOUNT_POINTS, None) | {
         # runc gives a tmpfs the mode of the folder below it
         place.target: place.mode
@@ -299,6 +300,6 @@ def _demanding(target: str) -> Iterator[None]:
     try:
         yield
     except Outside:
-        raise EnvironmentUnusable(
+        raise ImageUnusable(
             f"the image's {target} is or lies behind a link or a file: sandboxes need the place itself"
         ) from None

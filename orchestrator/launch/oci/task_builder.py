@@ -21,7 +21,7 @@ from orchestrator.launch.image.without_ca import without_ca
 from orchestrator.launch.names import LABEL_TASK, is_gvisor
 from orchestrator.launch.oci.build import demand_programs, save_to_store
 from orchestrator.launch.oci.buildah import FAILED_STEP, STEP, Buildah, why_failed
-from orchestrator.launch.oci.program import USUAL, find_runtime
+from orchestrator.launch.oci.program import USUAL, find_oci_runtime
 from orchestrator.launch.oci.store import ROOT, ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import user_namespace
 from orchestrator.rules.waits import uninterrupted
@@ -40,7 +40,7 @@ async def open_builder(network: Network, site: Site, runtime: str, *, parallel: 
         await asyncio.to_thread(user_namespace)  # or why there can be none
         demand_programs(debian=False)
         # gVisor may keep to itself what a step writes into the root.
-        return BuildahBuilder(store, find_runtime(USUAL[0] if is_gvisor(runtime) else runtime), network, site)
+        return BuildahBuilder(store, find_oci_runtime(USUAL[0] if is_gvisor(runtime) else runtime), network, site)
     return StoringBuilder(DockerBuilder(network, site, parallel=parallel), store)
 
 

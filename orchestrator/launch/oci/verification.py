@@ -79,8 +79,14 @@ def _process(pid: int, hardening: Hardening, proc: Path) -> Iterator[tuple[str, 
 
 def _root(mount: Sequence[str], capacity: os.statvfs_result, bounds: RootBounds) -> Iterator[tuple[str, str]]:
     """`mount`: the fields of its line in mountinfo."""
-    if mount[mount.index("-") + 1] != "overlay" or not {"rw", "nosuid", "nodev"} <= {*mount[5].split(",")}:
+    options = mount[5].split(",")
+    if mount[mount.index("-") + 1] != "overlay" or "rw" not in options:
         yield "root_size", f"is not bounded: the root is {mount[mount.index('-') + 1]} {mount[5]}"
+    if not {"nosuid", "nodev"} <= {*options}:
+        yield (
+            "mounts",
+            "have a root without nosuid and nodev, as crun makes it for root: use runc (--env.oci_runtime)",
+        )
     size = capacity.f_blocks * capacity.f_frsize
     if not (0 < size <= bounds.size_bytes and 0 < capacity.f_files <= bounds.inodes):
         yield "root_size", f"is {size} bytes in {capacity.f_files} files instead of {bounds}"

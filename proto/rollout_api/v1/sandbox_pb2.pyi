@@ -14,6 +14,7 @@ class AgentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     AGENT_KIND_CODE: _ClassVar[AgentKind]
     AGENT_KIND_TOOL_CALLING: _ClassVar[AgentKind]
     AGENT_KIND_PROGRAM: _ClassVar[AgentKind]
+    AGENT_KIND_SHELL: _ClassVar[AgentKind]
 
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -56,10 +57,12 @@ class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP_REASON_NO_ANSWER: _ClassVar[StopReason]
     STOP_REASON_OUT_OF_MEMORY: _ClassVar[StopReason]
     STOP_REASON_CRASHED: _ClassVar[StopReason]
+    STOP_REASON_BAD_TASK: _ClassVar[StopReason]
 AGENT_KIND_UNSPECIFIED: AgentKind
 AGENT_KIND_CODE: AgentKind
 AGENT_KIND_TOOL_CALLING: AgentKind
 AGENT_KIND_PROGRAM: AgentKind
+AGENT_KIND_SHELL: AgentKind
 ROLE_UNSPECIFIED: Role
 ROLE_SYSTEM: Role
 ROLE_USER: Role
@@ -84,6 +87,7 @@ STOP_REASON_MAX_STEPS: StopReason
 STOP_REASON_NO_ANSWER: StopReason
 STOP_REASON_OUT_OF_MEMORY: StopReason
 STOP_REASON_CRASHED: StopReason
+STOP_REASON_BAD_TASK: StopReason
 
 class ParkRequest(_message.Message):
     __slots__ = ("contract", "confinement")

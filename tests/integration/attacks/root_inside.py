@@ -83,6 +83,114 @@ import os
 mine = [p for p in os.listdir('/proc') if p.isdecimal() and os.stat(f'/proc/{p}').st_uid not in (65534,)]
 print('hidden:', sorted({int(p) for p in mine} - {os.getpid()}))"""
 
+# All that /proc tells of pid 1 and the runner, and whether any of it takes a write.
+WATCHED = """\
+told = {'arch_status', 'attr', 'autogroup', 'cgroup', 'cmdline', 'comm', 'coredump_filter', 'cpu_resctrl_groups',
+        'cpuset', 'gid_map', 'ksm_merging_pages', 'ksm_stat', 'limits', 'loginuid', 'mountinfo', 'mounts', 'net',
+        'oom_adj', 'oom_score', 'oom_score_adj', 'patch_state', 'projid_map', 'sched', 'schedstat', 'sessionid',
+        'setgroups', 'stat', 'statm', 'status', 'task', 'timens_offsets', 'uid_map', 'wchan'}
+seen = set()
+for pid in (1, runner):
+    for name in os.listdir(f'/proc/{pid}'):
+        path = f'/proc/{pid}/{name}'
+        try:
+            seen |= {name} if (os.listdir(path) if os.path.isdir(path) else open(path, 'rb').read(1)) else set()
+        except OSError:
+            pass
+        try:
+            os.write(os.open(path, os.O_WRONLY), b'1')
+        except OSError:
+            continue
+        seen.add(f'{name}, written')
+print('more than it may:', sorted(seen - told))"""
+# Calls by number, of x86-64: none is for an agent, whatever it is inside.
+NEVER = """\
+calls = {'io_uring_setup': 425, 'bpf': 321, 'perf_event_open': 298, 'userfaultfd': 323, 'keyctl': 250,
+         'add_key': 248, 'request_key': 249, 'fsopen': 430, 'open_tree': 428, 'move_mount': 429,
+         'mount_setattr': 442, 'fspick': 433, 'pivot_root': 155, 'name_to_handle_at': 303,
+         'open_by_handle_at': 304, 'process_vm_readv': 310, 'process_vm_writev': 311, 'kcmp': 312,
+         'pidfd_getfd': 438, 'process_madvise': 440, 'process_mrelease': 448, 'move_pages': 279,
+         'seccomp': 317, 'swapon': 167, 'reboot': 169, 'sethostname': 170, 'settimeofday': 164, 'acct': 163,
+         'quotactl': 179, 'init_module': 175, 'kexec_load': 246, 'iopl': 172, 'syslog': 103, 'fanotify_init': 300,
+         'io_setup': 206, 'mq_open': 240, 'shmget': 29, 'semget': 64, 'msgget': 68, 'clock_settime': 227}
+answers = {}
+for name, number in calls.items():
+    libc.syscall(number, 0, 0, 0, 0, 0, 0)
+    answers[name] = ctypes.get_errno()
+print('answered otherwise:', {name: told for name, told in answers.items() if told != 1})"""
+# Who is root owns the folders on the way to all that pid 1 and the runner need.
+CLOSED = """\
+import os
+for name in ('/run', '/opt', '/tmp', '/workspace', '/'):
+    os.chmod(name, 0)
+print('closed')"""
+TERMINALS = """\
+import os
+held = []
+for uid in (0, 1, 990, 1000):
+    ours, its = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
+            while True: held.append(os.open('/dev/ptmx', os.O_RDWR))
+        except OSError as error:
+            os.write(its, f'{len(held)} {error.errno},'.encode())
+        __import__('time').sleep(3)
+        os._exit(0)
+    print('held', os.read(ours, 99).decode(), end=' ')"""
+# Bytes that are no file's: attributes, names, and what lies in sockets and pipes.
+UNCOUNTED = """\
+import os, socket
+open('/srv/f', 'x').close()
+count = 0
+try:
+    for n in range(10**6):
+        name = f'/srv/{n}'
+        open(name, 'x').close()
+        for m in range(100):
+            os.setxattr(name, f'user.{m}', bytes(4000)); count += 1
+except OSError as error:
+    print('attributes end:', error.errno, count * 4000 < 256 << 20)
+held = []
+try:
+    while True:
+        held.append(socket.socketpair())
+        held[-1][0].setblocking(False)
+        while True:
+            try: held[-1][0].send(bytes(1 << 16))
+            except BlockingIOError: break
+except OSError as error:
+    print('sockets end:', error.errno)"""
+# Signals and the like, to all that are not the agent's, from all that it can be.
+EACH = """\
+def each(call):
+    for uid in (0, 1, 990, 20000, 20001, 65534):
+        pid = os.fork()
+        if pid == 0:
+            try: os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid); call()
+            except OSError: os._exit(0)
+            os._exit(1)
+        if os.waitpid(pid, 0)[1]: yield uid
+print('ready')"""
+SIGNALS = """\
+info = ctypes.create_string_buffer(bytes(8) + b'\\xff' * 4 + bytes(116))
+kinds = {'pidfd': lambda pid: syscall(424, os.pidfd_open(pid), 9, 0, 0), 'tkill': lambda pid: syscall(200, pid, 9),
+         'tgkill': lambda pid: syscall(234, pid, pid, 9), 'queue': lambda pid: syscall(129, pid, 9, info),
+         'priority': lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
+         'io': lambda pid: syscall(251, 1, pid, 3 << 13), 'limits': lambda pid: resource.prlimit(pid, 0, (1, 1))}
+done = {(kind, pid): uids for kind, call in kinds.items() for pid in (1, runner)
+        if (uids := list(each(lambda: call(pid))))}
+print('reached:', done)"""
+# By way of a descriptor whose owner the other one is said to be.
+OWNED = """\
+r, w = os.pipe()
+for pid in (1, runner):
+    for command, value in ((fcntl.F_SETOWN, pid), (fcntl.F_SETSIG, 9), (fcntl.F_SETFL, os.O_ASYNC)):
+        try: fcntl.fcntl(r, command, value)
+        except OSError: pass
+    os.write(w, b'x')
+print('there:', os.path.exists(f'/proc/{runner}'))"""
+
 IN_OTHER_WORDS: Mapping[str, Attack] = {
     "exhaustion, disk": Attack(
         tuple((FILL.format(place=place), "No space left") for place in ("/workspace", "/tmp", "/var", "/dev/shm"))
@@ -175,6 +283,38 @@ NEW: Mapping[str, Attack] = {
                 "still True True",
             ),
         )
+    ),
+    "root inside, closed ways": Attack(
+        (
+            (CLOSED, "closed"),
+            ("import os\nif os.fork() == 0:\n    while True: pass\nos._exit(3)", "ended with exit code 3"),
+            ("import os\nprint(os.getcwd(), open('/proc/self/oom_score_adj').read())", "/workspace 1000"),
+            ("held = b'x' * (2 << 30)", "memory"),
+        )
+    ),
+    "root inside, what /proc tells": Attack(((f"import os\n{RUNNER}{WATCHED}", "more than it may: []"),)),
+    "root inside, calls that nobody may make": Attack(
+        ((f"import ctypes\n{LIBC}{NEVER}", "answered otherwise: {}"),)
+    ),
+    "root inside, another numbering of calls": Attack(
+        ((f"import ctypes\n{LIBC}libc.syscall(0x40000000 | 308, 3, 0x10000000)", "signal SIGSYS"),)
+    ),
+    "root inside, signals": Attack(
+        (
+            (f"import ctypes, fcntl, os, resource\n{SYSCALL}{RUNNER}{EACH}", "ready"),
+            (SIGNALS, "reached: {}"),
+            (OWNED, "there: True"),
+        )
+    ),
+    "root inside, terminals": one(TERMINALS, "held 8 28, held 0 28, held 0 28, held 0 28,"),
+    "root inside, bytes of no file": one(UNCOUNTED, "attributes end: 28 True"),
+    # A lease holds up all who open the file, in other sandboxes too. The kernel reads half of a command's bits.
+    "root inside, leases": refused(
+        "fcntl.fcntl(os.open('/srv/own', os.O_RDWR | os.O_CREAT), fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+        "syscall(72, os.open('/srv/own', os.O_RDWR), ctypes.c_long(1 << 32 | 1024), 1)",
+        "fcntl.fcntl(os.open('/opt/sandbox/modules.packed', 0), fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+        "fcntl.fcntl(os.open('/opt/sandbox', 0), fcntl.F_NOTIFY, fcntl.DN_ACCESS)",
+        also=SYSCALL + "import fcntl\n",
     ),
     "root inside, sparse": refused(
         "os.truncate(open('/srv/sparse', 'w').name, 1 << 40)",

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import docker
@@ -90,6 +91,11 @@ def run(request: pytest.FixtureRequest) -> Run:
         if (reason := oci_images.why_not()) is not None:
             pytest.skip(reason)
         oci_images.stored_image()
+    return run_of(kind)
+
+
+@cache  # pytest makes a fixture anew for each set of parameters that a test names itself
+def run_of(kind: str) -> Run:
     return asyncio.run(carried_out(kind))
 
 
@@ -178,6 +184,24 @@ def test_the_attack_is_contained_and_earns_nothing(run: Run, name: str) -> None:
     if attack.goes_on:
         assert any(ALIVE[1] in observed for observed in told[-1:]), told
         assert len(rollout["completions"]) == len(attack.steps) + 2
+
+
+def test_what_was_changed_is_on_record(run: Run) -> None:
+    if run.attacks is not ATTACKS_OF_ROOT:
+        assert [name for name, rollout in run.rollouts.items() if "changes" in rollout] == []
+        return
+    unknown = {name: rollout["notes"] for name, rollout in run.rollouts.items() if "changes" not in rollout}
+    assert unknown == {}
+    changes = {name: rollout["changes"] for name, rollout in run.rollouts.items()}
+    assert changes["exhaustion, inodes"]["count"] > 90_000
+    assert len(changes["exhaustion, inodes"]["changes"]) == 500
+    named = changes["root inside, what overlayfs reads"]
+    assert named["left_out"]["name"] == 2  # called as layers mark what they remove
+    assert {change["path"] for change in named["changes"]} >= {"/etc/work", "/etc/index"}
+    # Control characters, bytes that are no UTF-8, a lone surrogate, and a path that is too long.
+    assert changes["root inside, names"]["left_out"]["name"] == 32 + 128 + 1 + 1
+    assert changes["root inside, links"]["left_out"]["link"] == 2
+    assert changes[f"{CONTROL} 0"]["count"] == 0
 
 
 def test_the_controls_are_alike_to_the_last_token(run: Run) -> None:

@@ -20,9 +20,10 @@ from orchestrator.launch.docker.request import VOLUME
 from orchestrator.launch.names import LABEL_PROJECT, PROJECT
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.store import ImageStore
+from orchestrator.types import SandboxSpec
 from tests.fakes import oci_images
 from tests.fakes.foreign_images import KINDS, SAYS, archive, loaded
-from tests.fakes.plans import a_sandbox
+from tests.fakes.plans import a_sandbox, a_writable_sandbox
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
 from tests.integration.launch.probes import containers_of
 
@@ -105,6 +106,21 @@ def remove_image_volumes() -> None:
 LAUNCHERS: Any = {"docker": docker_launcher, "oci": oci_launcher}
 
 
+async def lived(launcher: Launcher, spec: SandboxSpec, run: str, script: Script) -> ScriptedOrchestrator:
+    """What a sandbox told, from its start to its orderly end."""
+    await launcher.check(spec)
+    await launcher.ready(spec)
+    with Channels(run) as channels, channels.directory() as channel:
+        async with (
+            ScriptedOrchestrator(channel, script) as served,
+            launcher.launch(spec, channel) as sandbox,
+            asyncio.timeout(200),
+        ):
+            ended = await sandbox.exited()
+    assert ended.exit_code == 0, ended
+    return served
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("launched", LAUNCHERS)
 async def test_an_agent_works_in_any_image(launched: str, kind: str, run: str, files: Path) -> None:
@@ -119,17 +135,51 @@ async def test_an_agent_works_in_any_image(launched: str, kind: str, run: str, f
         max_steps=len(steps) + 1,
     )
     async with LAUNCHERS[launched](run, kind, files) as (launcher, image):
-        spec = a_sandbox(image)
-        await launcher.check(spec)
-        await launcher.ready(spec)
-        with Channels(run) as channels, channels.directory() as channel:
-            async with (
-                ScriptedOrchestrator(channel, script) as served,
-                launcher.launch(spec, channel) as sandbox,
-                asyncio.timeout(200),
-            ):
-                ended = await sandbox.exited()
-    assert ended.exit_code == 0, ended
+        served = await lived(launcher, a_sandbox(image), run, script)
     for (code, expected), observed in zip(steps, served.observations, strict=True):
         assert expected in observed, f"{code}\n--> {observed}"
     assert served.answer == b"through"
+
+
+# Command, and the end of what is seen. The shell is the image's own, whatever the image is.
+COMMANDS = (
+    ('cd /tmp; export A="1 2"; echo "$0"', "sh\n[exit code 0]"),
+    ('pwd; echo "$A $FROM_IMAGE"; exit 3', "/tmp\n1 2 yes\n[exit code 3]"),
+    ("/bin/say; cat no", f"{SAYS}\ncat: {{no}}No such file or directory\n[exit code 1]"),
+    # Everything of it and of its sandbox is out of reach: the socket, the runner, pid 1.
+    ("cat /run/channel/box/s", "Permission denied\n[exit code 1]"),
+    ("kill -9 1; sleep 0; echo on", "on\n[exit code 0]"),
+    ("sleep 100 & echo kept", "kept\n[exit code 0]"),
+    ("echo once; sleep 100", "once\n[killed after 5 seconds, with what it had started]"),
+    ("cat", "[exit code 0]"),
+    ("bomb() { bomb | bomb & }; bomb; sleep 100", "]"),
+    ("true", "]"),
+    ("echo over", "over\n[exit code 0]"),
+)
+
+
+@pytest.mark.parametrize("kind", ["busybox", "musl", "bookworm"])
+@pytest.mark.parametrize(("launched", "root"), [("docker", "read-only"), ("oci", "writable")])
+async def test_a_shell_agent_has_the_image_s_own_shell(
+    launched: str, root: str, kind: str, run: str, files: Path
+) -> None:
+    commands = [*COMMANDS]
+    if root == "writable":
+        commands.insert(0, ("echo changed > /etc-file && cat /etc-file", "changed\n[exit code 0]"))
+    says = [f"```bash\n{command}\n```" for command, _ in commands]
+    script = Script([*says, "through"], kind="shell", step_timeout_s=5.0, max_steps=len(says) + 1)
+    async with LAUNCHERS[launched](run, kind, files) as (launcher, image):
+        spec = a_writable_sandbox(image) if root == "writable" else a_sandbox(image)
+        served = await lived(launcher, spec, run, script)
+    for (command, expected), observed in zip(commands, served.observations, strict=True):
+        no = "can't open 'no': " if kind != "bookworm" else "no: "
+        assert observed.endswith(expected.replace("{no}", no)), f"{command}\n--> {observed}"
+    assert served.answer == b"through"
+
+
+@pytest.mark.parametrize("launched", LAUNCHERS)
+async def test_a_shell_agent_gives_up_in_an_image_without_a_shell(launched: str, run: str, files: Path) -> None:
+    async with LAUNCHERS[launched](run, "static", files) as (launcher, image):
+        served = await lived(launcher, a_sandbox(image), run, Script([], kind="shell"))
+    assert (served.stop_reason, served.completions) == ("NO_ANSWER", [])
+    assert served.results[0].detail == "the image has neither bash nor sh, and env.agent is shell"

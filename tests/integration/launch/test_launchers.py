@@ -46,6 +46,7 @@ class Candidate:
         pytest.param("docker-runsc", marks=[pytest.mark.docker, pytest.mark.long]),
         pytest.param("oci", marks=pytest.mark.docker),
         pytest.param("oci-writable", marks=pytest.mark.docker),
+        pytest.param("oci-crun", marks=pytest.mark.docker),
         pytest.param("oci-runsc", marks=[pytest.mark.docker, pytest.mark.long]),
         "process",
         "fake",
@@ -62,14 +63,14 @@ async def candidate(
             spec = a_sandbox(image=DEFAULT_IMAGE, runtime=request.getfixturevalue("runsc"), pids=512)
         made = Candidate(DockerLauncher(run, max_sandboxes=2), lambda: containers_of(run), spec)
     elif request.param.startswith("oci"):
-        runtime = "runsc" if request.param == "oci-runsc" else "runc"
+        runtime = next((name for name in ("runsc", "crun") if name in request.param), "runc")
         if (reason := oci_images.why_not(runtime)) is not None:
             pytest.skip(reason)
         oci_images.stored_image()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         plain = WRITABLE if request.param == "oci-writable" else PLAIN
         spec = replace(plain, runtime=runtime, pids=512 if runtime == "runsc" else PLAIN.pids)
-        waived = WAIVED_WITHOUT_ROOT if request.param == "oci-writable" else frozenset()
+        waived = WAIVED_WITHOUT_ROOT if plain.is_writable else frozenset()
         launcher = OciLauncher(run, max_sandboxes=2, runtime=runtime, waived=waived)
         made = Candidate(launcher, lambda: containers_below(tmp_path), spec)
     elif request.param == "process":

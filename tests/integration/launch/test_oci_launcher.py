@@ -25,7 +25,7 @@ from orchestrator.launch.oci import launcher as oci_launcher
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.leftovers import remember, remove_containers
 from orchestrator.launch.oci.machine import runtime_version
-from orchestrator.launch.oci.program import find_runtime
+from orchestrator.launch.oci.program import find_oci_runtime
 from orchestrator.launch.reaper import reap_directories
 from tests.fakes import oci_images
 from tests.fakes.plans import a_sandbox
@@ -234,7 +234,7 @@ async def test_a_killed_orchestrator_leaves_nothing(
 
 def test_what_a_runtime_keeps_for_itself_is_no_container(tmp_path: Path) -> None:
     """crun has its compiled filters beside what it remembers of containers."""
-    remember(tmp_path, find_runtime("runc"))
+    remember(tmp_path, find_oci_runtime("runc"))
     (tmp_path / "state" / ".cache").mkdir(parents=True)
     assert remove_containers(tmp_path) == (0, 0)
 
@@ -255,7 +255,7 @@ async def test_a_good_machine_passes_and_is_described(run: str) -> None:
     await launcher.ready(spec)
     told = await launcher.describe(spec)
     await launcher.aclose()
-    assert told["runtime"] == runtime_version(find_runtime("runc"))
+    assert told["runtime"] == runtime_version(find_oci_runtime("runc"))
     assert re.match(r"(runc|crun) version \d", told["runtime"])
     assert told["image_id"] == f"sha256:{oci_images.stored_image().digest}"
 

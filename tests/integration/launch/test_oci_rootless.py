@@ -16,8 +16,10 @@ from docker.utils import kwargs_from_env
 
 from orchestrator.launch.names import DEFAULT_IMAGE
 from tests.fakes import oci_images, ordinary_user
+from tests.fakes.foreign_images import workshop
 from tests.fakes.ordinary_user import OrdinaryUser
 from tests.fakes.runs import ROOT
+from tests.integration.launch.test_root_inside import IMAGE as WORKSHOP
 
 _WHY_NOT = oci_images.why_not() or ordinary_user.why_not()
 pytestmark = [
@@ -55,6 +57,9 @@ def user(archive: Path) -> Iterator[OrdinaryUser]:
         pytest.skip(reason)
     with ordinary_user.ordinary_user(delegated=True) as user:
         carried_out(user, sys.executable, "-c", PUT, str(archive), DEFAULT_IMAGE)
+        place = workshop(user.home)
+        place.chmod(0o644)
+        carried_out(user, sys.executable, "-c", PUT, str(place), WORKSHOP)
         yield user
 
 
@@ -67,10 +72,11 @@ def carried_out(user: OrdinaryUser, *argv: str) -> str:
 @pytest.mark.parametrize(
     ("suite", "chosen"),
     [
-        ("launch/test_launchers.py", "oci and not runsc"),  # gVisor wants root
+        ("launch/test_launchers.py", "oci and not runsc and not crun"),  # gVisor wants root
         ("launch/test_oci_launcher.py", "oci"),
         ("launch/test_confinement.py", "oci"),
         ("launch/test_writable_root.py", "not docker_refuses and not auto_without and not more_storage"),
+        ("launch/test_root_inside.py", "root"),
         ("test_inside_the_container.py", "oci"),
         ("attacks/test_attacks.py", "oci and not writable"),
         ("attacks/test_attacks.py", "oci-writable"),

@@ -13,20 +13,22 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError, SandboxLostError
+from orchestrator.launch.auto import BothLaunchers
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.sandbox import OciSandbox
-from orchestrator.launch.usual import BothLaunchers
 from orchestrator.types import STORAGE_INODES
 from tests.fakes import oci_images
 from tests.fakes.plans import WAIVED_WITHOUT_ROOT, a_sandbox, a_writable_sandbox
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
+from tests.integration.launch.probes import eventually
 
 _WHY_NOT = oci_images.why_not()
 pytestmark = [pytest.mark.docker, pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")]
 
+_WHY_NOT_CRUN = oci_images.why_not("crun") if os.geteuid() == 0 else "an ordinary user's crun leaves the flags"
 DEADLINE_S = 120.0
 MIB = 1 << 20
 SH = """
@@ -165,6 +167,91 @@ async def test_what_was_written_is_there_until_the_sandbox_is_removed(launcher: 
         pytest.fail("it was removed")
 
 
+HIDE = """
+import os
+text, status = open('/etc/issue').read(), os.stat('/etc/issue')
+open('/etc/issue', 'r+').write(text[::-1])
+os.utime('/etc/issue', ns=(status.st_atime_ns, status.st_mtime_ns))
+os.rename('/etc/group', '/srv/moved')
+os.makedirs('/srv/closed/in'); open('/srv/closed/in/file', 'x').close(); os.chmod('/srv/closed', 0)
+open('/srv/.wh.passwd', 'x').close(); os.mkfifo('/srv/pipe'); os.symlink('/etc/shadow', '/srv/out')
+for attempt in ("os.mknod('/srv/passwd', 0o020000, 0)", "os.setxattr('/etc', 'trusted.overlay.opaque', b'y')"):
+    try: print('made', exec(attempt))
+    except OSError: pass
+open('/srv/written', 'x').close()
+if os.fork() == 0:
+    os.setsid()
+    while True: open('/srv/written', 'a').write('more')
+os.chown('/', 1, 1), os.chmod('/', 0)
+print('hidden')
+"""
+
+
+async def test_no_change_is_hidden_and_nothing_is_changed_any_more(launcher: OciLauncher) -> None:
+    script = Script([action(HIDE), action("while True: open('/srv/written', 'a').write('more')")])
+    with Channels("writable", Path("/tmp")) as channels, channels.directory() as channel:
+        async with (
+            ScriptedOrchestrator(channel, script) as served,
+            launcher.launch(a_writable_sandbox(DEFAULT_IMAGE), channel) as sandbox,
+            asyncio.timeout(DEADLINE_S),
+        ):
+            await eventually(lambda: len(served.completions) > 1)
+            told = await sandbox.changes()
+            assert sandbox.upper is not None
+            assert told is not None
+            assert told == await sandbox.changes()
+            assert Path(sandbox.upper, "srv", "written").stat().st_size == told.changes[-1].size_bytes
+    assert "hidden" in served.observations[0]
+    assert "made" not in served.observations[0]
+    found = {change.path: change for change in told.changes}
+    assert found["/etc/issue"].kind == "changed"
+    assert found["/etc/issue"].diff
+    assert [path for path, change in found.items() if change.kind == "removed"] == ["/etc/group"]
+    assert {"/srv/moved", "/srv/closed/", "/srv/written"} <= {*found}
+    inside = {} if "/srv/closed/in/file" in found else {"unreadable": 1}  # an ordinary user may not look there
+    assert told.left_out == {"name": 1, "pipe": 1, "link": 1, **inside}
+    assert bool(inside) == (os.geteuid() != 0)
+
+
+LEAVE = """
+import os, socket
+for place in ('/tmp', '/var/tmp', '/workspace', '/dev/shm', '/etc', '/opt', '/run', '/root', '/'):
+    open(f'{place}/left', 'w').write('left')
+for name in ('/etc/passwd', '/bin/sh', '/etc/ld.so.preload'):
+    open(name, 'a').write('left')
+held = [socket.socket(socket.AF_UNIX), socket.create_server(('127.0.0.1', 7777))]
+held[0].bind('\\0left')
+held[0].listen()
+if os.fork() == 0:
+    os.setsid()
+    while True: __import__('time').sleep(1)
+os.chmod('/usr', 0)
+print('left')
+"""
+LOOK = """
+import os, socket
+found = [p for p in ('/tmp', '/var/tmp', '/workspace', '/dev/shm', '/etc', '/opt', '/run', '/root', '/')
+         if os.path.exists(f'{p}/left')]
+found += [n for n in ('/etc/passwd', '/bin/sh') if open(n, 'rb').read().endswith(b'left')]
+for family, address in ((socket.AF_UNIX, '\\0left'), (socket.AF_INET, ('127.0.0.1', 7777))):
+    try: found.append(socket.socket(family).connect(address))
+    except OSError: pass
+processes = [p for p in os.listdir('/proc') if p.isdecimal()]
+print('found', found, len(processes), os.path.exists('/etc/ld.so.preload'), oct(os.stat('/usr').st_mode))
+"""
+
+
+async def test_neither_a_neighbour_nor_the_next_one_finds_what_one_left(launcher: OciLauncher) -> None:
+    spec, clean = a_writable_sandbox(DEFAULT_IMAGE), "found [] 3 False 0o40755"
+    script = Script([action(LEAVE), action("while True: pass")], step_timeout_s=DEADLINE_S)
+    with Channels("writable", Path("/tmp")) as channels, channels.directory() as channel:
+        async with ScriptedOrchestrator(channel, script) as served, launcher.launch(spec, channel):
+            await eventually(lambda: len(served.completions) > 1)
+            assert "\nleft\n" in served.observations[0]
+            assert clean in (await observed(launcher, LOOK))[0]
+    assert clean in (await observed(launcher, LOOK))[0]
+
+
 async def test_two_sandboxes_share_no_id_and_have_the_same_addresses(launcher: OciLauncher) -> None:
     look = "def made(): pass\nprint('ids', open('/proc/self/uid_map').read().split()[1], made)"
     told = [(await observed(launcher, look))[0].partition("ids ")[2].splitlines()[0] for _ in range(2)]
@@ -262,12 +349,23 @@ async def test_auto_without_a_runtime_says_what_is_missing(run: str) -> None:
     await both.aclose()
 
 
+@pytest.mark.skipif(_WHY_NOT_CRUN is not None, reason=_WHY_NOT_CRUN or "")
+async def test_crun_takes_flags_off_the_root_and_is_refused(run: str) -> None:
+    oci_images.stored_image()
+    crun = OciLauncher(run, max_sandboxes=1, runtime="crun")
+    with Channels("crun", Path("/tmp")) as channels, channels.directory() as channel:
+        with pytest.raises(EnvironmentUnusable, match=r"without nosuid and nodev, as crun makes it .*: use runc"):
+            async with crun.launch(a_writable_sandbox(DEFAULT_IMAGE), channel):
+                pytest.fail("it must not be used")
+    await crun.aclose()
+
+
 async def test_gvisor_is_refused(run: str, tmp_path: Path) -> None:
     (program := tmp_path / "runsc").write_text("#!/bin/sh\n")
     program.chmod(0o755)
     oci = OciLauncher(run, max_sandboxes=1, runtime=str(program), waived=WAIVED_WITHOUT_ROOT)
     oci_images.stored_image()
-    with pytest.raises(LaunchError, match="runc or crun"):
+    with pytest.raises(LaunchError, match="needs runc"):
         async with oci.launch(a_writable_sandbox(DEFAULT_IMAGE), Path("/nowhere")):
             pytest.fail("it must not be used")
     await oci.aclose()

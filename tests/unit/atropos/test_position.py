@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,22 @@ async def test_stream_without_a_good_task_is_refused() -> None:
     stream = TaskStream([BadTask("bad", "torn")], lambda number: False, bad_task)
     with pytest.raises(ConfigError, match="no task"):
         await stream.next()
+
+
+async def test_stream_comes_without_tasks_whose_images_no_sandbox_can_be_made_of() -> None:
+    seen: list[str] = []
+
+    async def bad_task(task: BadTask, number: int) -> None:
+        seen.append(f"{number} {task.reason}")
+
+    def building(task: Task) -> Future[Task | BadTask]:
+        looked: Future[Task | BadTask] = Future()
+        looked.set_result(BadTask(task.task_id, "it is torn") if task.image == "torn" else task)
+        return looked
+
+    torn, fine = Task("a", "?", image="torn"), Task("b", "?", image="fine")
+    stream = TaskStream([torn, fine], lambda number: False, bad_task, building=building)
+    assert [(await stream.next()).task for _ in range(3)] == [fine] * 3
+    assert seen == ["0 it is torn"]
+    with pytest.raises(ConfigError, match="no task"):
+        await TaskStream([torn], lambda number: False, bad_task, building=building).next()

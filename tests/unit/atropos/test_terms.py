@@ -8,14 +8,13 @@ import pytest
 
 from orchestrator.atropos.terms import Terms, check_batch_size, check_servable, terms_of
 from orchestrator.errors import ConfigError
-from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.types import Task
 
 
 def terms(*, evaluates: bool = False, **env: Any) -> Terms:
-    config = Config(env=EnvSettings(**env))
-    return terms_of(config, config.env.max_concurrent_sandboxes, evaluates=evaluates)
+    settings = EnvSettings(**env)
+    return terms_of(settings, servers=1, sandboxes=settings.max_concurrent_sandboxes, evaluates=evaluates)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,8 @@ def test_a_group_may_take_as_long_as_all_its_rollouts_may() -> None:
 
 
 def test_a_cluster_whose_nodes_are_all_away_at_the_start_has_terms() -> None:
-    assert terms_of(Config(), 0, evaluates=False).worker_timeout_s > EnvSettings().rollout_deadline
+    env = EnvSettings()
+    assert terms_of(env, servers=1, sandboxes=0, evaluates=False).worker_timeout_s > env.rollout_deadline
 
 
 def test_evaluations_take_place_where_something_is_held_out() -> None:
@@ -67,7 +67,7 @@ def test_batches_of_whole_groups_only() -> None:
 )
 def test_what_cannot_be_served_is_refused_before_anything_opens(env: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(env))):
-        check_servable(Config(env=EnvSettings(**{"group_size": 2, **env})))
+        check_servable(EnvSettings(**{"group_size": 2, **env}))
 
 
 def test_a_task_with_a_longer_deadline_gives_its_group_more_time() -> None:

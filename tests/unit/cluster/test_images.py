@@ -14,6 +14,8 @@ import requests
 
 from orchestrator.cluster import image as image_module
 from orchestrator.cluster import members as members_module
+from orchestrator.cluster import nodes as nodes_module
+from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.order import (
     Broken,
@@ -167,3 +169,33 @@ async def test_an_image_that_is_nowhere_breaks_its_rollouts_by_name(images: Imag
     (broken,) = recorded
     assert (failure := failure_of(broken)) is not None
     assert (failure.name, "nowhere:1" in failure.reason) == (FailedName.LAUNCH_ERROR, True)
+
+
+@pytest.mark.parametrize("here", [None, {"Id": "of this machine"}])
+async def test_a_task_s_image_is_unfit_if_it_is_on_every_node_that_works(
+    images: Images, monkeypatch: pytest.MonkeyPatch, here: dict[str, str] | None
+) -> None:
+    monkeypatch.setattr(nodes_module, "described", {"own:1": here}.get)
+    cluster = FakeCluster("a", "b")
+    async with nodes_of(cluster, images=images) as nodes:
+        spec = a_sandbox("own:1")
+        assert await nodes.why_unfit(spec) is None
+        cluster["a"].unfit = "it is not here"
+        assert await nodes.why_unfit(spec) is None
+        cluster["b"].unfit = "it is for linux/s390x"
+        assert await nodes.why_unfit(spec) in (cluster["a"].unfit, cluster["b"].unfit)
+        assert cluster["b"].looked_at[-1] == ("own:1", here)
+        cluster["b"].silent.set()
+        nodes._members.nodes["b"].lose("it left")
+        assert await nodes.why_unfit(spec) == "it is not here"
+        nodes._members.nodes["a"].lose("it left")
+        assert await nodes.why_unfit(spec) is None
+
+
+async def test_a_node_judges_the_image_that_is_sent_to_it_by_its_own_machine() -> None:
+    layers = {"Layers": ["one"]}
+    own = {"Id": "i", "Os": "linux", "RootFS": layers, "Config": {"Env": ["A=b"]}}
+    other = {**own, "Architecture": "s390x"}
+    actor = HostActor()
+    assert await actor.why_unfit(a_sandbox("own:1"), own) is None
+    assert "the image own:1 is for linux/s390x" in (await actor.why_unfit(a_sandbox("own:1"), other) or "")

@@ -21,7 +21,7 @@ def test_own_limits_are_read() -> None:
 
 
 def test_descendants_are_found_but_for_one_branch() -> None:
-    shell = "sleep 60 & echo started; wait"
+    shell, processes = "sleep 60 & echo started; wait", procfs.Processes()
     with (
         subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE) as one,
         subprocess.Popen(["sleep", "60"]) as other,
@@ -29,13 +29,13 @@ def test_descendants_are_found_but_for_one_branch() -> None:
         assert one.stdout is not None
         one.stdout.readline()
         try:
-            below = procfs.descendants_of(os.getpid(), but_not=other.pid)
+            below = processes.below(os.getpid(), but_not=other.pid)
             assert one.pid in below
             assert other.pid not in below
-            assert len(procfs.descendants_of(one.pid, but_not=0)) == 1
-            assert {one.pid, os.getpid()} <= set(procfs.processes_of(os.getuid()))
+            assert len(processes.below(one.pid, but_not=0)) == 1
+            assert {one.pid, os.getpid()} <= set(processes.of(os.getuid()))
         finally:
-            for pid in procfs.descendants_of(one.pid, but_not=0):
+            for pid in processes.below(one.pid, but_not=0):
                 os.kill(pid, 9)
             one.kill()
             other.kill()

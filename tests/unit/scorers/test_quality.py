@@ -65,6 +65,15 @@ def test_an_error_cannot_be_hidden_by_what_was_printed_before_it() -> None:
     assert measure(episode)["execution"] == 0.5
 
 
+def test_a_shell_s_commands_ran_well_if_the_last_one_of_a_step_did() -> None:
+    seen = ("a\n[exit code 0]", "[exit code 1]\n\n[exit code 0]", "[exit code 0]\n[exit code 1]", "")
+    block = "I look.\n```bash\nls\n```"
+    episode = record(*((said(text), after) for text, after in zip([block] * 3 + ["Done."], seen, strict=True)))
+    shell = replace(plan(), agent=replace(plan().agent, kind="shell"))
+    parts = quality(shell, episode, FINISHED, 0.1)
+    assert (parts["format"], parts["execution"], parts["final_answer"]) == (1.0, 0.75, 1.0)
+
+
 def test_an_error_is_seen_across_a_plan_in_between() -> None:
     first, last = record((code("1 / 0"), FAILED), (code("final_answer(42)"), "")).turns
     planning = Turn(

@@ -268,7 +268,7 @@ def test_a_file_that_cannot_be_read_is_refused_at_start(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("dataset", ["", "gaia2", "jsonl", "jsonl:", "nope:x", "JSONL:x"])
 def test_an_unknown_dataset_is_refused_with_what_is_valid(dataset: str) -> None:
-    with pytest.raises(ConfigError, match="valid are gaia, jsonl:PATH"):
+    with pytest.raises(ConfigError, match="valid are gaia, harbor:PATH, jsonl:PATH"):
         open_tasks(dataset, dataset_path=Path("."), split="validation")
 
 

@@ -299,7 +299,9 @@ class LlamaCppDialect:
                 }
             case "POST", "/tokenize":
                 self._known(body, "content", "add_special", "parse_special", "with_pieces")
-                return {"tokens": model.encode(body.get("content", ""))}
+                # As for a model whose texts begin with a token.
+                begins = [model.end_id] * bool(body.get("add_special"))
+                return {"tokens": begins + model.encode(body.get("content", ""))}
             case "POST", "/detokenize":
                 self._known(body, "tokens")
                 return {"content": model.decode(body.get("tokens", []))}

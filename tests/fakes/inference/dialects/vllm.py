@@ -330,5 +330,7 @@ class VllmDialect:
             raise Refused(400, self.body(f"a request for /tokenize that has {sorted(body)}", 400))
         self.check_model(body.get("model"), model)
         text = body["prompt"] if "prompt" in body else model.render(as_messages(body["messages"]))
-        ids = model.encode(text)
+        # As for a model whose texts begin with a token.
+        begins = [model.end_id] * bool(body.get("add_special_tokens", True))
+        ids = begins + model.encode(text)
         return {"count": len(ids), "max_model_len": model.context_length, "tokens": ids, "token_strs": None}

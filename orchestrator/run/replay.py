@@ -1,5 +1,4 @@
-"""For replaying a recorded run: reads its plans, and tells what differs between then and now. Pure except for
-reading the file."""
+"""Replays of a recorded run: its plans, read from the record, and what differs between then and now."""
 
 from __future__ import annotations
 

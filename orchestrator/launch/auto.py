@@ -54,6 +54,11 @@ class BothLaunchers:
             raise EnvironmentUnusable(str(error)) from error
         await launcher.check(spec)
 
+    async def check_image(self, spec: SandboxSpec) -> None:
+        """Raises ImageUnusable, EnvironmentUnusable, LaunchError, DockerError."""
+        launcher, spec = self._for(spec)
+        await launcher.check_image(spec)
+
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest. Raises DockerError, LaunchError."""
         launcher, spec = self._for(spec)

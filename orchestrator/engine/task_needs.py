@@ -2,25 +2,15 @@
 
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
-from orchestrator.launch.oci.machine import why_not_here
-from orchestrator.scorers.grader import GRADER
-from orchestrator.settings.config import Config
-from orchestrator.types import Task
+from orchestrator.launch.oci.machine import lacks_memory, why_not_here
+from orchestrator.settings.sandbox import SandboxSettings
+from orchestrator.types import SandboxSpec, Task
 
-_OF_A_BOX = (
-    "workspace",
-    "root",
-    "cwd",
-    "user",
-    "grader",
-)  # fields of a Task that the files of a sandbox give a meaning
+_OF_A_BOX = ("workspace", "root", "cwd", "user", "grader")  # fields that the files of a sandbox give a meaning
 
 
-def why_unfit(task: Task, config: Config) -> str | None:
-    """None: it makes one."""
-    env, spec = config.env, config.sandbox_spec(task)
-    if task.grader is None and env.scoring_strategy == GRADER:
-        return "it has no grader, and --env.scoring_strategy grader scores what one finds"
+def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None:
+    """None: it makes one. `spec`: of the task's sandboxes."""
     if env.launcher == "process":
         own = [name for name in _OF_A_BOX if getattr(task, name) is not None]
         return f"its {own[0]} needs a sandbox with files of its own: not --env.launcher process" if own else None
@@ -40,4 +30,6 @@ def why_unfit(task: Task, config: Config) -> str | None:
     if env.cluster != "none" and (task.workspace is not None or task.grader is not None):
         what = "workspace is a folder" if task.grader is None else "grader works on the files"
         return f"its {what} of this machine, which nodes of a cluster do not have"
-    return too_large(task.attachments, env.sandbox_memory) if task.attachments else None
+    if task.memory_bytes is not None and env.cluster == "none" and (why := lacks_memory(spec)) is not None:
+        return why
+    return too_large(task.attachments, spec.memory_bytes) if task.attachments else None

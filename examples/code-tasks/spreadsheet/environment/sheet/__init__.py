@@ -1,0 +1,1 @@
+"""A small spreadsheet: `python3 -m sheet < cells.csv > values.csv`."""

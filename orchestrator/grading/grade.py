@@ -46,7 +46,7 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
     for tries_left in reversed(range(_TRIES)):
         try:
             if state is not None:
-                await state.kill()
+                await _killed(state)
             async with AsyncExitStack() as stack:
                 states = await _collected(task, grader, spec, launcher, state, stack)
                 return await _graded(task, grader, scope, _spec(spec, grader), launcher, states)
@@ -55,6 +55,15 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
                 return Grade(fault=f"the grader's sandbox failed: {error}", scope=scope.scope, kept=scope.paths)
             log.warning("task %s is graded again: %s", task.task_id, error)
     raise AssertionError("the last try returns")
+
+
+async def _killed(state: StatefulSandbox) -> None:
+    """Raises SandboxLostError."""
+    try:
+        async with asyncio.timeout(_MARGIN_S):
+            await state.kill()
+    except TimeoutError:
+        raise SandboxLostError(f"the agent's sandbox did not end in {_MARGIN_S:g} s") from None
 
 
 async def _collected(
@@ -114,7 +123,10 @@ async def _graded(
     async with launcher.run(spec, command_of(task, grader), layer) as box:
         end = await _end(box, grader.timeout_s + _MARGIN_S)
         cpu_s = await box.cpu_s()
-        read = await asyncio.to_thread(_read, box, grader, end)
+        try:
+            read = await asyncio.to_thread(_read, box, grader, end)
+        except OSError as error:
+            raise SandboxLostError(f"what a grader left cannot be read: {error.strerror}") from error
     return replace(read, scope=scope.scope, kept=scope.paths, duration_s=end.duration_s, cpu_s=cpu_s)
 
 
@@ -149,7 +161,7 @@ def command_of(task: Task, grader: Grader) -> Command:
 
 
 def _read(box: CommandSandbox, grader: Grader, end: CommandEnd) -> Grade:
-    """What the sandbox left. Blocks. Raises SandboxLostError."""
+    """What the sandbox left. Blocks. Raises SandboxLostError, OSError."""
     with box.written() as top, LeftBehind(top) as left:
         stdout, stderr = (_log(left, f"test-{name}.txt") for name in ("stdout", "stderr"))
         flags = [f"{end.left} processes were left running"] if end.left else []

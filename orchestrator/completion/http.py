@@ -63,9 +63,7 @@ class HttpClient:
         return "/v1" if urlsplit(self.endpoint.base_url).path.rstrip("/").endswith("/v1") else ""
 
     def url(self, path: str) -> str:
-        """The address of a path of the server: the operator's without OpenAI's prefix, with its query behind."""
-        parts = urlsplit(self.endpoint.base_url)
-        return parts._replace(path=parts.path.rstrip("/").removesuffix("/v1") + path, fragment="").geturl()
+        return _url(self.endpoint.base_url, path)
 
     def session(self) -> aiohttp.ClientSession:
         if self._closed:  # a question that completions share outlives them
@@ -251,6 +249,13 @@ class HttpClient:
             except (ValueError, RecursionError) as error:
                 begins = self.endpoint.redact(data[:4_096].decode("utf-8", "replace"), 100)
                 raise Unreadable(f"the answer is not JSON: {begins!r}") from error
+
+
+@lru_cache(maxsize=256)
+def _url(base: str, path: str) -> str:
+    """The address of a path of the server: the operator's without OpenAI's prefix, with its query behind."""
+    parts = urlsplit(base)
+    return parts._replace(path=parts.path.rstrip("/").removesuffix("/v1") + path, fragment="").geturl()
 
 
 def _encoding(response: aiohttp.ClientResponse) -> str:

@@ -9,7 +9,6 @@ import posixpath
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import BuildError, EnvironmentUnusable
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 PARALLEL = 2  # builds at a time, and images looked at: they share the disk and the network with rollouts
 _TRIES = 3  # where the machine is at fault: its Engine may be restarting
 _BETWEEN_TRIES = Backoff(first_s=5.0, most_s=60.0)
-_FROM = "FROM "  # paths begin with a slash
 _MAX_PATH_CHARS = 1024
 
 
@@ -49,7 +47,7 @@ class Builds:
         self._opening = asyncio.Lock()
         self._images: TaskImages | None = None
         self._uses: Uses | None = None
-        self._ids: dict[str, asyncio.Task[str]] = {}  # of images, by the paths of Dockerfiles, or behind FROM
+        self._ids: dict[str, asyncio.Task[str]] = {}  # of images, by their tasks' `dockerfile`
         self._unfit: dict[SandboxSpec, str] = {}
         self._looks: set[asyncio.Task[str | None]] = set()  # under way
         self._stopped = False
@@ -76,8 +74,8 @@ class Builds:
     async def _begun(self, task: Task) -> Task | BadTask:
         if self._stopped:
             return task
-        if task.needs_images:
-            built = await self._built(task)
+        if task.dockerfile is not None:
+            built = await self._built(task, task.dockerfile)
             if isinstance(built, BadTask):
                 return built
             task = built
@@ -95,50 +93,48 @@ class Builds:
             self._unfit[spec] = reason
         return reason
 
-    async def _built(self, task: Task) -> Task | BadTask:
+    async def _built(self, task: Task, dockerfile: str) -> Task | BadTask:
         if reason := self._refusal:
             return BadTask(task.task_id, reason)
         grader = task.grader
         try:
-            image, cwd = await self._made(task.dockerfile, task.image, task.cwd)
-            if grader is not None and (grader.dockerfile or grader.image):
-                own, place = await self._made(grader.dockerfile, grader.image, grader.cwd)
+            image, cwd = await self._made(dockerfile, task.cwd)
+            if grader is not None and grader.dockerfile is not None:
+                own, place = await self._made(grader.dockerfile, grader.cwd)
                 grader = replace(grader, image=own, cwd=place)
         except BuildError as error:
             return BadTask(task.task_id, str(error))
         return replace(task, image=image, cwd=cwd, grader=grader)
 
-    async def _made(self, dockerfile: str | None, image: str | None, cwd: str | None) -> tuple[str, str | None]:
+    async def _made(self, dockerfile: str, cwd: str | None) -> tuple[str, str | None]:
         """An image's id, and the working directory, the image's own for an empty one. Raises BuildError."""
-        key = dockerfile or f"{_FROM}{image}"
-        if key not in self._ids:
-            self._ids[key] = asyncio.create_task(self._image(key), name=f"image of {key}")
-        made = await asyncio.shield(self._ids[key])  # others may wait for it too
-        return made, await asyncio.to_thread(_workdir, made) if cwd == "" else cwd
+        if dockerfile not in self._ids:
+            self._ids[dockerfile] = asyncio.create_task(self._image(dockerfile), name=f"image of {dockerfile}")
+        image = await asyncio.shield(self._ids[dockerfile])  # others may wait for it too
+        return image, await asyncio.to_thread(_workdir, image) if cwd == "" else cwd
 
     @property
     def _refusal(self) -> str:
         """Why no Dockerfile is built in this run; empty: they are."""
         if self._env.launcher == "process":
-            return "its Dockerfile makes a sandbox of its own, which the launcher process has not"
+            return "its image makes a sandbox of its own, which the launcher process has not"
         if not self._env.dockerfiles:
-            return "its Dockerfile is not built: give --env.dockerfiles if you trust where the tasks come from"
+            return "its image is not made: give --env.dockerfiles if you trust where the tasks come from"
         return ""
 
-    async def _image(self, key: str) -> str:
+    async def _image(self, dockerfile: str) -> str:
         async with self._room:
             for failures in itertools.count():
                 await asyncio.sleep(_BETWEEN_TRIES.pause_s(failures))
                 try:
                     images, uses = await self._opened()
-                    named = key.removeprefix(_FROM) if key.startswith(_FROM) else None
-                    image = await (images.image(Path(key)) if named is None else images.named(named))
+                    image = await images.image(dockerfile)
                     await asyncio.to_thread(uses.add, image)
                     return image
                 except EnvironmentUnusable as error:
                     if failures + 1 == _TRIES:
                         raise
-                    self._say(f"{key} cannot be built now, it is tried again: {error}")
+                    self._say(f"{dockerfile} cannot be built now, it is tried again: {error}")
         raise AssertionError("there is no last failure but the one that is raised")
 
     async def _opened(self) -> tuple[TaskImages, Uses]:

@@ -25,6 +25,8 @@ from orchestrator.rules.waits import first_of
 from orchestrator.run.groups import GroupFormat
 from orchestrator.scorers.grade import grade
 from orchestrator.scorers.grader import GRADER
+from orchestrator.scorers.open import JUDGE
+from orchestrator.scorers.strategies import STRATEGIES
 from orchestrator.settings.config import Config
 from orchestrator.tasks.checks import with_checked
 from orchestrator.tools.base import HostTool
@@ -82,10 +84,8 @@ class GroupMaker:
         if not isinstance(task, Task):
             return task
         env = self.config.env
-        if task.grader is None and env.scoring_strategy == GRADER:
-            return BadTask(
-                task.task_id, "it has no grader, and --env.scoring_strategy grader scores what one finds"
-            )
+        if reason := _why_unscored(task, env.scoring_strategy):
+            return BadTask(task.task_id, reason)
         if reason := why_unfit(task, env, self.config.sandbox_spec(task)):
             return BadTask(task.task_id, reason)
         task = with_checked(task, self.shared.checks)
@@ -197,6 +197,15 @@ class GroupMaker:
         if folder is None or not env.output_files:
             return None
         return OutputRule(folder, env.output_files, env.output_bytes)
+
+
+def _why_unscored(task: Task, strategy: str) -> str | None:
+    """Why this strategy has nothing to go by; None: it may have."""
+    if task.grader is None and strategy == GRADER:
+        return "it has no grader, and --env.scoring_strategy grader scores what one finds"
+    if task.grader is not None and task.answer is None and strategy in (*STRATEGIES, JUDGE):
+        return "it has tests in the place of an answer: --env.scoring_strategy grader runs them"
+    return None
 
 
 def _bounded(limits: Limits, longest_s: float, longest_tokens: int | None) -> Limits:

@@ -16,8 +16,6 @@ def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None
         return f"its {own[0]} needs a sandbox with files of its own: not --env.launcher process" if own else None
     if task.grader is not None and not spec.is_writable:
         return 'its grader needs a root that can be written to: leave "root" out, or --env.sandbox_root writable'
-    if task.grader is not None and task.grader.dockerfile is not None:
-        return "its grader has a Dockerfile of its own, which is not built"
     if spec.is_writable and env.launcher != "oci":
         why = "" if env.launcher == "docker" else why_not_here(env.oci_runtime, frozenset(env.waive_hardening))
         if why is not None:

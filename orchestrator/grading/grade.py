@@ -45,10 +45,10 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
     any exit, cancellation included, the sandbox that grades is removed; `state` stays."""
     assert task.grader is not None
     grader, scope = task.grader, in_scope(task.grader)
-    if state is not None:
-        await state.end()
     for tries_left in reversed(range(_TRIES)):
         try:
+            if state is not None:
+                await state.kill()
             async with AsyncExitStack() as stack:
                 states = await _collected(task, grader, spec, launcher, state, stack)
                 return await _graded(task, grader, scope, grading_spec(spec, grader), launcher, states)

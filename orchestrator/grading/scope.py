@@ -9,6 +9,7 @@ pytest.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from orchestrator.types import Grader, Scope
 
@@ -87,6 +88,8 @@ def outermost(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def _but_for(paths: Iterable[str]) -> str:
-    """The pattern of takeovers, without these."""
-    spared = "|".join(re.escape(path) for path in paths if not re.match(_OURS, path))
+    """The pattern of takeovers, without these and the folders that they are in."""
+    ways = [path for path in paths if not re.match(_OURS, path)]
+    folders = {f"{folder}/" for path in ways for folder in map(str, PurePosixPath(path).parents)} - {"//"}
+    spared = "|".join(map(re.escape, sorted({*ways, *folders})))
     return f"(?!(?:{spared})$){_TAKEOVERS}" if spared else _TAKEOVERS

@@ -33,7 +33,7 @@ class Sandbox(Protocol):
 class StatefulSandbox(Sandbox, Protocol):
     """A sandbox that may write to its root. What it wrote is there until its block is left."""
 
-    async def end(self) -> None:
+    async def kill(self) -> None:
         """Kills all that runs in it, and returns when nothing does. Idempotent. Raises SandboxLostError."""
 
     def written(self) -> AbstractContextManager[int]:

@@ -5,6 +5,7 @@ Parsing turns an empty message of two bytes into an object of a hundred: 1.9 mil
 the first field too many, so it costs no more than for an honest request.
 """
 
+from functools import cache
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -32,6 +33,12 @@ def read(kind: type[M], data: bytes, *, max_bytes: int, max_fields: int) -> M:
         raise ProtocolError(f"no {kind.DESCRIPTOR.name}") from error
 
 
+@cache
+def _fields_of(kind: Any) -> dict[int, Any]:
+    """By number, the descriptor of the messages that a field holds; None: it holds none."""
+    return {f.number: f.message_type if f.type == FieldDescriptor.TYPE_MESSAGE else None for f in kind.fields}
+
+
 class _Walk:
     """Walks over the fields of a message and of the messages in it."""
 
@@ -42,17 +49,17 @@ class _Walk:
 
     def message(self, kind: Any, at: int, end: int) -> None:
         """Raises ProtocolError unless `data[at:end]` is a message of descriptor `kind` with few enough fields."""
+        data, fields = self._data, _fields_of(kind)
         while at < end:
             self._fields += 1
             if self._fields > self._max_fields:
                 raise TooMany(f"more than {self._max_fields} fields in one request")
-            tag, at = self._varint(at, end)
-            field = kind.fields_by_number.get(tag >> 3)
-            if field is None:
+            tag, at = (data[at], at + 1) if data[at] < 0x80 else self._varint(at, end)
+            if tag >> 3 not in fields:
                 raise ProtocolError(f"{kind.name} has no field {tag >> 3}")
             start, at = self._value(tag & 7, at, end)
-            if field.type == FieldDescriptor.TYPE_MESSAGE and tag & 7 == _BYTES:
-                self.message(field.message_type, start, at)
+            if (held := fields[tag >> 3]) is not None and tag & 7 == _BYTES:
+                self.message(held, start, at)
 
     def _value(self, wire_type: int, at: int, end: int) -> tuple[int, int]:
         """Offsets at which the value begins and ends."""
@@ -64,7 +71,8 @@ class _Walk:
         elif wire_type == _FIXED32:
             at += 4
         elif wire_type == _BYTES:
-            length, start = self._varint(at, end)
+            one = at < end and self._data[at] < 0x80
+            length, start = (self._data[at], at + 1) if one else self._varint(at, end)
             at = start + length
         else:
             raise ProtocolError(f"a field of wire type {wire_type}")

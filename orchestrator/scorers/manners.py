@@ -18,6 +18,7 @@ from orchestrator.types import AgentSpec, Call, Completion, Turn
 _MAX_PARSED_CHARS = 64 << 10
 _MARKDOWN = ("```python", "```py")
 # As sandbox/runner/shell_agent.py reads them.
+_BASH_CALL = re.compile(r'"name"\s*:\s*"bash"')
 _COMMAND_BEGINS = re.compile(r"^[ \t]*```(?:bash|sh|shell)[ \t]*$", re.MULTILINE)
 _COMMAND = re.compile(rf"{_COMMAND_BEGINS.pattern}\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _PIECE = re.compile(r"""(?P<call>(?<![\w.])final_answer[ \t]*\()|\#|(?P<quote>\"{3}|'{3}|["'])""")
@@ -41,7 +42,8 @@ def well_formed(agent: AgentSpec, turn: Turn) -> bool:
         case "shell":
             text, cut = completion.visible, completion.finish_reason != "stop"
             if turn.tools and agent.call_format is not None:
-                return not cut and bool(_calls(agent, turn) or call_begins(agent.call_format) not in text)
+                is_meant = call_begins(agent.call_format) in text or _BASH_CALL.search(text)
+                return not cut and bool(_calls(agent, turn) or not is_meant)
             return not cut and len(_COMMAND_BEGINS.findall(text)) == len(_COMMAND.findall(text)) <= 1
     return completion.finish_reason == "stop"
 

@@ -48,7 +48,7 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
     eval_split: str | None = row(
         None,
         Text("the name of a split, or hash:SHARE like hash:0.1", "NAME", _EVAL_SPLIT.fullmatch),
-        "the part for `evaluate`; `process` and `serve` then leave it out. hash: a share of env.split, by task_id",
+        "the part that `evaluate` takes, and others leave out; hash: a share",
         unset="none: all of env.split is evaluated",
         from_run=("replay", "rescore"),
         first_run=("evaluate", "serve"),

@@ -53,10 +53,10 @@ class Grader:
 
     `tests`, `solution`: absolute paths of folders of this machine, which lie at /tests while it grades (None: its
     image has them), and at /solution where the task's own solution is tried. `command`: of `command`, what is run;
-    of `io`, the agent's program. `image`, `dockerfile`: of a grader that has one of its own; None: the task's.
-    `declared`: absolute paths of the agent's state that are graded, without others; None: the task does not say
-    it. `user`, `cwd`, `environment`: of its processes; None: the task's; an empty `cwd`: its image's. `checked`:
-    what is known of it; None: nothing.
+    of `io`, the agent's program. `image`, `dockerfile`: as a Task's, of a grader that has one of its own; None:
+    the task's. `declared`: absolute paths of the agent's state that are graded, without others; None: the task
+    does not say it. `user`, `cwd`, `environment`: of its processes; None: the task's; an empty `cwd`: its image's.
+    `checked`: what is known of it; None: nothing.
     """
 
     kind: GraderKind

@@ -20,7 +20,8 @@ class Attachment:
 @dataclass(frozen=True, slots=True)
 class Task:
     """A problem and what grades it. `answer`, `other_answers` (as right as that one) and `metadata` never reach a
-    sandbox. `dockerfile`: the absolute path of the Dockerfile that `image` is made of, with its folder.
+    sandbox. `dockerfile`: what `image` is made of, the absolute path of a Dockerfile, with its folder; or `FROM`
+    and the name of an image that is fetched.
 
     `workspace`: absolute path of a folder or archive; when its rollouts begin, of the folder that is a
     layer of the sandbox. `root`: the sandbox's, in place of the run's. `cwd`, `environment`: working directory
@@ -51,12 +52,6 @@ class Task:
     storage_bytes: int | None = None
     grader: Grader | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def needs_images(self) -> bool:
-        """Whether images are built or fetched for it before its rollouts begin. The names of images in Harbor's
-        tasks are those of registries."""
-        return self.dockerfile is not None or (self.grader is not None and self.grader.kind == "harbor")
 
     @property
     def has_own_sandbox(self) -> bool:

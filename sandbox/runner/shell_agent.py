@@ -52,8 +52,11 @@ _TOOL = {
         },
     },
 }
-# What the families of models begin a call with: a message with it, and without a call, is no answer.
-_CALL_BEGINS = re.compile(r"<tool_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]|<\uff5ctool|^\s*\{\s*\"name\"")
+# What the families of models begin a call with; and a call as JSON in the text, as small models write it.
+# A message with it, and without a call, is no answer.
+_CALL_BEGINS = re.compile(
+    r"<tool_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]|<\uff5ctool|\"name\"\s*:\s*\"bash\""
+)
 _UNREADABLE = "[no command was run: {what} cannot be read]"
 _CUT = "[your message was cut off: it was too long; no command was run]"
 _LAST = "You have used up your steps, and no more commands are run. Write your answer."
@@ -70,6 +73,7 @@ class Commands:
     def __init__(self, link: WorkerLink, settings: AgentSettings, memory_kills: Callable[[], int | None]) -> None:
         self._link = link
         self._limit_s = settings.step_timeout_s
+        self._number = 0
         self._memory_kills = memory_kills
         link.limit_output(settings.max_output_chars)
 
@@ -108,8 +112,12 @@ class Commands:
     def _end(self, command: str) -> str:
         """Raises WorkerLost: the worker was killed or stopped, or can start no process."""
         deadline = time.monotonic() + self._limit_s + _GRACE_S
-        self._link.send({"kind": "command", "command": command, "limit_s": self._limit_s}, deadline)
+        self._number += 1
+        order = {"kind": "command", "number": self._number, "command": command, "limit_s": self._limit_s}
+        self._link.send(order, deadline)
         done = self._link.receive(deadline)
+        if done.get("number") != self._number:
+            raise WorkerMisbehaved("it sent a frame of another command")
         if (problem := done.get("problem")) is not None:
             raise WorkerMisbehaved(f"no process can be started: {str(problem)[:_PROBLEM_CHARS]}")
         status = done.get("status")

@@ -128,7 +128,7 @@ class Worker:
                 self._shell = Shell()
                 _send({"kind": "ready", "shell": self._shell.program})
             case "command":
-                _send({"kind": "done", **_carried_out(self._shell, message)})
+                _send({"kind": "done", "number": message["number"], **_carried_out(self._shell, message)})
             case "reply":
                 pass  # the reply to a call that an exception, an alarm's for example, cut short
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -19,7 +21,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import LaunchError, SandboxLostError
-from orchestrator.launch.base import NO_COMMANDS, Command, CommandSandbox, State
+from orchestrator.launch.base import Command, CommandEnd, State
 from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.hardening import demand
 from orchestrator.launch.names import ATTACHMENTS_DIR, CHANNEL_FOLDER, RUNTIME_MOUNT, SOCKET_NAME, WORKSPACE_DIR
@@ -99,6 +101,14 @@ class FakeSandbox:
             return None
         return self.changed
 
+    async def kill(self) -> None:
+        """Nothing in it changes anything any more."""
+
+    @contextmanager
+    def written(self) -> Iterator[int]:
+        raise SandboxLostError("a fake writes nothing")
+        yield
+
     async def remove(self) -> None:
         self.life.cancel()
         await asyncio.wait([self.life])
@@ -106,8 +116,29 @@ class FakeSandbox:
             self._fate.exception()
 
 
+class FakeCommandSandbox(FakeSandbox):
+    """Its command ends with exit code 0 when the launcher's `commands` lets it."""
+
+    def __init__(self, sandbox_id: str, commands: asyncio.Semaphore) -> None:
+        super().__init__(sandbox_id, asyncio.sleep(3600, SandboxExit(0, oom_killed=False)))
+        self._commands = commands
+
+    async def command_end(self) -> CommandEnd:
+        await self._commands.acquire()
+        return CommandEnd(0, 0, "", 0.1)
+
+    @contextmanager
+    def written(self) -> Iterator[int]:
+        with TemporaryDirectory() as folder:
+            top = os.open(folder, os.O_RDONLY)
+            try:
+                yield top
+            finally:
+                os.close(top)
+
+
 class FakeLauncher:
-    """A `Launcher`. `failures` launches fail before the first one works."""
+    """A `Launcher`. `failures` launches fail before the first one works. `commands`: so many commands may end."""
 
     def __init__(
         self,
@@ -121,6 +152,8 @@ class FakeLauncher:
         self.launched = 0
         self.most_at_once = 0
         self.closed = False
+        self.commands = asyncio.Semaphore(0)
+        self.commanding = 0
         self.images: dict[str, Exception] = {}  # what is raised for those of these names
         self.looked_at: list[str] = []
         self._inhabitant = inhabitant
@@ -145,8 +178,9 @@ class FakeLauncher:
         """Always."""
 
     def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
-        """As of a container."""
-        demand(verify_confinement(seen, spec))
+        """As of a container; nothing here tells of a root that could be written to."""
+        if not spec.is_writable:
+            demand(verify_confinement(seen, spec))
 
     @asynccontextmanager
     async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[FakeSandbox]:
@@ -164,10 +198,17 @@ class FakeLauncher:
             finally:
                 await uninterrupted(self._remove(sandbox))
 
-    def run(
+    @asynccontextmanager
+    async def run(
         self, spec: SandboxSpec, command: Command, state: State | None = None
-    ) -> AbstractAsyncContextManager[CommandSandbox]:
-        raise LaunchError(NO_COMMANDS)
+    ) -> AsyncIterator[FakeCommandSandbox]:
+        sandbox = FakeCommandSandbox(f"fake-{next(self._numbers)}", self.commands)
+        self.commanding += 1
+        try:
+            yield sandbox
+        finally:
+            self.commanding -= 1
+            await sandbox.remove()
 
     async def aclose(self) -> None:
         self.closed = True

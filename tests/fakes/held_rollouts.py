@@ -139,7 +139,8 @@ async def held(observer: Observer | None = None, scorer: Scorer | None = None, *
 
         orchestrator = Orchestrator(config, observer)
         around = Resources(launcher, completer, None, channel)
-        hosts = LocalHost(around, config.sandbox_spec(), max_sandboxes=config.env.max_concurrent_sandboxes)
+        most, graders = config.env.max_concurrent_sandboxes, config.env.most_grading
+        hosts = LocalHost(around, config.sandbox_spec(), max_sandboxes=most, graders=graders)
         orchestrator.shared.opened = Opened(hosts, scorer or DirectScorer("correctness"))
         yield Held(orchestrator, completer, launcher)
     assert launcher.live == {}

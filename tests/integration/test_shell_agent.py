@@ -76,6 +76,7 @@ async def test_calls_as_data_are_answered_one_by_one(places: Places) -> None:
             *("[1]", '"ls"', {"cmd": "ls"}, {"command": ["ls"]}, "{", {"command": "a\0b"}, {"command": "echo on"})
         ),
         calling(text='<tool_call>\n{"name": "bash", "arguments": "ls"}\n</tool_call>'),
+        calling(text='```json\n{\n  "name": "bash",\n  "arguments": {"command": "ls"}\n}\n```'),
         calling(text="<tool_call>\nls", finish=pb.FINISH_REASON_LENGTH),
         calling(text="I think and th", finish=pb.FINISH_REASON_LENGTH),
         calling(text=" 42\n"),
@@ -96,7 +97,7 @@ async def test_calls_as_data_are_answered_one_by_one(places: Places) -> None:
     assert "NUL" in nonsense[5]
     assert nonsense[6] == "on\n[exit code 0]"
     assert [m.content for m in talk[13:] if m.role == pb.ROLE_USER] == [
-        "[no command was run: the call cannot be read]",
+        *["[no command was run: the call cannot be read]"] * 2,
         *["[your message was cut off: it was too long; no command was run]"] * 2,
     ]
 
@@ -206,6 +207,13 @@ async def test_a_command_that_ends_what_runs_it_costs_the_processes(places: Plac
     assert seen[1] == f"{places.workspace}\n[]\n[exit code 0]"
     assert seen[2] == f"[the command ran too long; {lost}"
     assert seen[3] == f"{places.workspace}\n[exit code 0]"
+
+
+async def test_a_frame_that_a_command_forges_is_not_taken_for_the_end_of_one(places: Places) -> None:
+    forge = "printf '\\0\\0\\0\\2{}' > /proc/$PPID/fd/4; echo forged"
+    seen, _ = await carried_out(places, [forge, "sleep 0.2; echo on"])
+    assert "[what runs commands broke: it sent a frame of another command; all processes were ended" in seen[0]
+    assert seen[1] == "on\n[exit code 0]"
 
 
 async def test_what_runs_in_the_background_is_heard_and_holds_nothing(places: Places) -> None:

@@ -350,6 +350,7 @@ FENCED = "I look.\n```bash\nls\n```\n"
         ("hermes", "Run ```bash\nls\n``` yourself.", True),
         ("hermes", LOOK.replace("}}", "}"), False),
         ("llama3", '{"name": "look", "parameters": []}', False),
+        ("hermes", '```json\n{"name" : "bash", "arguments": {"command": "ls"}}\n```', False),
         (None, FENCED, True),
         (None, FENCED.replace("bash", "sh"), True),
         (None, "It is done.", True),

@@ -417,28 +417,22 @@ async def test_a_look_waits_for_no_build_and_an_image_that_was_built_is_looked_a
 async def test_an_image_of_a_registry_is_fetched_as_one_to_begin_with(tmp_path: Path) -> None:
     builder, lines = FakeBuilder(), list[str]()
     made = TaskImages(builder, {"far.example/a": "near"}, 60.0, lines.append)
-    assert await made.named("far.example/a") == await made.image(dockerfile(tmp_path, "FROM far.example/a\n"))
+    assert await made.image("FROM far.example/a") == await made.image(dockerfile(tmp_path, "FROM far.example/a\n"))
     assert builder.asked == ["base near", "build on near"]
     assert lines == ["building far.example/a"]
 
 
 class NamedImages:
-    """Says what it makes, and fails at `broken`."""
+    """Says what it makes, and fails at what is broken."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def image(self, path: Path) -> str:
-        return self._made(str(path))
-
-    async def named(self, name: str) -> str:
-        return self._made(name)
-
-    def _made(self, name: str) -> str:
-        self.asked.append(name)
-        if "broken" in name:
-            raise BuildError(f"{name} fails")
-        return f"of-{name}"
+    async def image(self, dockerfile: str) -> str:
+        self.asked.append(dockerfile)
+        if "broken" in dockerfile:
+            raise BuildError(f"{dockerfile} fails")
+        return f"of-{dockerfile}"
 
 
 @pytest.fixture
@@ -456,34 +450,19 @@ async def harbor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterat
     await builds.aclose()
 
 
-@pytest.mark.parametrize(
-    ("task", "grader", "image", "own", "asked"),
-    [
-        ({"dockerfile": "/e"}, {}, "of-/e", None, ["/e"]),
-        ({"image": "a"}, {}, "of-a", None, ["a"]),
-        ({"dockerfile": "/e"}, {"dockerfile": "/t"}, "of-/e", "of-/t", ["/e", "/t"]),
-        ({"image": "a"}, {"image": "a"}, "of-a", "of-a", ["a"]),
-        ({"image": "a"}, {"dockerfile": "/broken"}, None, None, ["a", "/broken"]),
-    ],
-)
-async def test_agent_and_grader_of_a_harbor_task_get_their_images(
-    task: dict[str, Any],
-    grader: dict[str, Any],
-    image: str | None,
-    own: str | None,
-    asked: list[str],
-    harbor: tuple[Builds, NamedImages],
-) -> None:
+@pytest.mark.parametrize("grader", [None, "/tests", "FROM a", "/broken"])
+async def test_agent_and_grader_get_their_images(grader: str | None, harbor: tuple[Builds, NamedImages]) -> None:
     builds, made = harbor
-    task_ = Task("t", "?", **task, cwd="", grader=Grader("harbor", **grader, cwd="/here"))
-    built = await asyncio.wrap_future(builds.begin(task_))
-    assert made.asked == asked
-    if image is None:
+    task = Task("t", "?", dockerfile="FROM a", cwd="", grader=Grader("harbor", dockerfile=grader, cwd="/here"))
+    built = await asyncio.wrap_future(builds.begin(task))
+    assert made.asked == list(dict.fromkeys(["FROM a", *([grader] if grader else [])]))
+    if grader == "/broken":
         assert built == BadTask("t", "/broken fails")
         return
     assert isinstance(built, Task)
     assert built.grader is not None
-    assert (built.image, built.grader.image, built.cwd, built.grader.cwd) == (image, own, "/", "/here")
+    own = None if grader is None else f"of-{grader}"
+    assert (built.image, built.grader.image, built.cwd, built.grader.cwd) == ("of-FROM a", own, "/", "/here")
 
 
 @pytest.mark.parametrize(

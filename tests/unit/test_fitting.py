@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from orchestrator.engine.task_needs import why_unfit
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.observer import Observer
 from orchestrator.settings.sources import load_config
-from orchestrator.types import BadTask, Task
+from orchestrator.types import BadTask, Checked, Grader, Task
 
 DOCKER, OCI, PROCESS = (("--env.launcher", name) for name in ("docker", "oci", "process"))
+GRADER = Grader("command", command=("true",))
 WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
 
 
@@ -35,6 +37,11 @@ WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
         (WRITABLE, {"user": "1000"}, None),
         (WRITABLE, {"memory_bytes": 1 << 50}, "a sandbox of 1073742336 MiB does not fit into this machine's"),
         (WRITABLE, {"user": "1000", "root": "read-only"}, "its user needs"),
+        (DOCKER, {"grader": GRADER}, "its grader needs a root that can be written to: --env.launcher oci"),
+        (OCI, {"grader": GRADER}, None),
+        (OCI, {"grader": replace(GRADER, dockerfile="/d")}, None),
+        ((*OCI, "--env.cluster", "ray"), {"grader": GRADER}, "its grader works on the files of this machine"),
+        (PROCESS, {"grader": GRADER}, "its grader needs a sandbox with files"),
         (PROCESS, {"environment": {"A": "1"}}, None),
         *(
             (PROCESS, {name: "x"}, f"its {name} needs a sandbox with files")
@@ -49,6 +56,48 @@ def test_a_task_is_held_against_the_launcher(
     reason = why_unfit(wanted, config.env, config.sandbox_spec(wanted))
     assert (reason or "").startswith(words or "")
     assert (reason is None) == (words is None)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "task", "bad"),
+    [
+        ("correctness", {"grader": GRADER}, True),
+        ("judge", {"grader": GRADER}, True),
+        ("correctness", {"grader": GRADER, "answer": "42"}, False),
+        ("python:a:b", {"grader": GRADER}, False),
+        ("correctness", {}, False),
+    ],
+)
+def test_tests_are_no_answer(strategy: str, task: dict[str, Any], bad: bool, tmp_path: Path) -> None:
+    config = load_config([*OCI, "--env.scoring_strategy", strategy], environ={})
+    shared = Shared(config, logging.info)
+    shared.workspaces = Workspaces(tmp_path / "store")
+    fitted = GroupMaker(config, Observer(), shared, "train").fitting(Task("t", "?", **task))
+    assert isinstance(fitted, BadTask) == bad
+    if isinstance(fitted, BadTask):
+        assert fitted.reason.startswith("it has tests in the place of an answer: --env.scoring_strategy")
+
+
+def test_a_task_without_a_grader_is_none_where_graders_score(tmp_path: Path) -> None:
+    config = load_config([*OCI, "--env.scoring_strategy", "grader"], environ={})
+    shared = Shared(config, logging.info)
+    shared.workspaces = Workspaces(tmp_path / "store")
+    shared.checks = {"t": Checked(source="exit")}
+    maker = GroupMaker(config, Observer(), shared, "train")
+    bad = maker.fitting(Task("t", "?"))
+    assert isinstance(bad, BadTask)
+    assert bad.reason.startswith("it has no grader")
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks/test.sh").touch()
+    task = maker.fitting(Task("t", "?", grader=replace(GRADER, tests=str(tmp_path / "checks"))))
+    assert isinstance(task, Task)
+    assert task.grader is not None
+    assert task.grader.checked == Checked(source="exit")
+    assert Path(task.grader.tests or "", "tests/test.sh").stat().st_mode & 0o777 == 0o644
+    shared.checks = {"t": Checked(layer="a" * 64)}
+    gone = maker.fitting(Task("t", "?", grader=GRADER))
+    assert isinstance(gone, BadTask)
+    assert gone.reason.endswith("is gone: run check-tasks again")
 
 
 def test_a_workspace_is_unpacked_when_its_task_is_drawn(tmp_path: Path) -> None:

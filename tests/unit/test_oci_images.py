@@ -499,7 +499,7 @@ def test_an_image_s_user_and_folder_are_kept_as_they_are(tmp_path: Path) -> None
 def test_what_sandboxes_do_not_use_of_a_configuration_is_left_out(tmp_path: Path) -> None:
     config = {"config": {"Env": ["A=b"], "Entrypoint": None, "Labels": None, "Cmd": json.loads(deep(300))}}
     image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config=config))
-    assert image.config == {"Env": ["A=b"], "Entrypoint": [], "Labels": {}, "Volumes": {}, "User": "", "Cmd": True}
+    assert image.config == {"Env": ["A=b"], "Entrypoint": [], "Labels": {}, "Volumes": {}, "Cmd": True}
 
 
 def test_whom_an_image_runs_as_is_kept(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from orchestrator.engine.groups import READY_GROUPS, open_groups
 from orchestrator.host.local import LocalHost
 from orchestrator.host.slots import Line
 from orchestrator.rules.observer import Listener, Observer
-from orchestrator.types import Attempt, Ended, Group, Member, Record, RolloutPlan, Score, Task
+from orchestrator.scorers.grader import GraderScorer
+from orchestrator.types import Attempt, Ended, Grader, Group, Member, Record, RolloutPlan, Score, Task
 from tests.fakes.held_rollouts import Held, held, some_tasks, unchanged, until
 
 # ---------------------------------------------------------------- slots
@@ -149,6 +150,52 @@ async def test_refills_begin_at_once_and_before_rollouts_of_later_groups() -> No
         engine.completer.let_go("g1-r0-a0")
         await engine.runs("g0-r0-a1", "g0-r1-a0", "g0-r2-a0")
     assert [len(group.members_G) for group in taken] == [3, 3, 3]
+
+
+def graded_tasks(count: int) -> Iterator[Task]:
+    for task in some_tasks(count):
+        yield replace(task, grader=Grader("command", command=("true",)))
+
+
+async def test_what_is_graded_has_room_of_its_own_and_gives_the_rollouts_slot_back() -> None:
+    async with (
+        held(
+            scorer=GraderScorer(),
+            launcher="oci",
+            scoring_strategy="grader",
+            max_concurrent_sandboxes=1,
+            grading_sandboxes=1,
+        ) as engine,
+        groups_of(engine, graded_tasks(2)) as taken,
+    ):
+        await engine.runs("g0-r0-a0")
+        engine.completer.let_go("g0-r0-a0")
+        await until(lambda: engine.launcher.commanding == 1)
+        await engine.runs("g0-r1-a0")  # while the first is graded
+        engine.completer.let_go("g0-r1-a0")
+        await engine.runs()
+        await unchanged(lambda: (engine.running, engine.launcher.commanding))  # there is no room to grade it
+        engine.launcher.commands.release()
+        await engine.runs("g1-r0-a0")
+        for _ in range(3):
+            engine.launcher.commands.release()
+    assert [member.score.value for group in taken for member in group.members_G] == [1.0] * 4
+    assert engine.launcher.commanding == 0
+
+
+async def test_without_room_of_its_own_it_is_graded_in_the_rollouts_slot() -> None:
+    async with (
+        held(scorer=GraderScorer(), launcher="oci", max_concurrent_sandboxes=1, grading_sandboxes=0) as engine,
+        groups_of(engine, graded_tasks(1)) as taken,
+    ):
+        await engine.runs("g0-r0-a0")
+        engine.completer.let_go("g0-r0-a0")
+        await until(lambda: engine.launcher.commanding == 1)
+        await unchanged(lambda: engine.running)
+        engine.launcher.commands.release()
+        await engine.runs("g0-r1-a0")
+        engine.launcher.commands.release()
+    assert [member.score.value for member in taken[0].members_G] == [1.0] * 2
 
 
 class HeldScorer:

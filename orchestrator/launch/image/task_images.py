@@ -23,6 +23,7 @@ from orchestrator.rules.waits import uninterrupted
 Network = Literal["default", "host", "none"]
 OURS = f"LABEL {LABEL_PROJECT}={PROJECT}"  # in every stage, so that what a cancelled build leaves can be told
 _RECIPE = "2"  # another number: other images of the same Dockerfiles
+_FROM = "FROM "  # paths begin with a slash
 _REASON_CHARS, _LAST_LINES = 600, 5
 
 
@@ -60,21 +61,22 @@ class TaskImages:
         self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by image or tag
         self._bases: dict[str, str] = {}  # ids, by name
 
-    async def named(self, name: str) -> str:
-        """The id of an image as a Dockerfile makes it that says nothing but its name. Raises as `image`."""
+    async def image(self, dockerfile: str | Path) -> str:
+        """The id of the image of a Dockerfile, given by its path or as the line `FROM IMAGE`. Raises BuildError,
+        EnvironmentUnusable."""
+        if not str(dockerfile).startswith(_FROM):
+            return await self._built(Path(dockerfile), str(dockerfile))
         with tempfile.TemporaryDirectory(prefix="orchestrator-context-") as folder:
             path = Path(folder) / "Dockerfile"
-            path.write_text(f"FROM {name}\n")
-            return await self.image(path, name)
+            path.write_text(f"{dockerfile}\n")
+            return await self._built(path, str(dockerfile).removeprefix(_FROM))
 
-    async def image(self, path: Path, name: str = "") -> str:
-        """The id of the image of the Dockerfile `path`, which is called `name`. Raises BuildError,
-        EnvironmentUnusable."""
+    async def _built(self, path: Path, name: str) -> str:
         try:
             with tempfile.TemporaryFile(prefix="orchestrator-context-") as tar:
                 context = await uninterrupted(asyncio.to_thread(TaskContext.pack, path, tar, self._rewritten))
                 async with asyncio.timeout(self._timeout_s):
-                    return await self._image(name or str(path), context, tar)
+                    return await self._image(name, context, tar)
         except TimeoutError:
             limit = f"{self._timeout_s:g} s (env.build_timeout)"
             raise BuildError(f"its Dockerfile was not built within {limit}") from None

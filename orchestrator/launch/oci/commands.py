@@ -35,7 +35,7 @@ def command_arguments(
 def request(folder: Path, command: Command, environment: Mapping[str, str]) -> Iterator[int]:
     """Makes the folder. Yields a descriptor: one byte into it starts the command, and when it is closed, in any
     way, the sandbox ends. Raises OSError."""
-    folder.mkdir(mode=0o755)
+    folder.mkdir()
     _write(folder / "command", command.argv)
     _write(folder / "environment", [f"{name}={value}" for name, value in environment.items()])
     _write(folder / "cwd", [command.cwd])
@@ -44,6 +44,8 @@ def request(folder: Path, command: Command, environment: Mapping[str, str]) -> I
         _write(case / "arguments", arguments)
         (case / "stdin").write_bytes(os.fsencode(stdin))
     os.mkfifo(folder / "go")
+    for place in (folder, *folder.rglob("*")):  # whatever the umask is: pid 1 is another user for an ordinary one
+        place.chmod(0o755)
     go = os.open(folder / "go", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         yield go

@@ -71,10 +71,10 @@ class OciSandbox(ContainerSandbox):
         """Ends all that still runs in it first. Raises SandboxLostError, OSError."""
         if self.upper is None:
             return None
-        await self.end()
+        await self.kill()
         return await asyncio.to_thread(self._difference)
 
-    async def end(self) -> None:
+    async def kill(self) -> None:
         """Kills all that runs in it, and returns when nothing does. Idempotent. Raises SandboxLostError."""
         await self._kill(self.name)
         await self._ended.wait()

@@ -67,7 +67,7 @@ class Environment(_Section):
     storage_mb: Mebibytes | None = None
     memory: Text | None = None
     storage: Text | None = None
-    gpus: Annotated[int, Field(ge=0)] | None = None
+    gpus: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
     gpu_types: list[Text] | None = None
     tpu: Mapping[str, Any] | None = None
     mcp_servers: list[Any] = []

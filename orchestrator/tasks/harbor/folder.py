@@ -37,7 +37,9 @@ class TaskFolder:
     @contextmanager
     def opened(cls, path: Path) -> Iterator["TaskFolder"]:
         """Within this block. The path may have links up to its last part. Raises BadRow."""
-        with _reading("the task's folder"), _descriptor(os.open(path, _FOLDER)) as descriptor:
+        with _reading("the task's folder"):
+            opened = os.open(path, _FOLDER)
+        with _descriptor(opened) as descriptor:
             yield cls(path, descriptor)
 
     def text(self, name: str, max_bytes: int) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError
+from orchestrator.tasks.lines import check_readable
 
 REGISTRY = "registry.json"
 MAX_BYTES = 64 << 20
@@ -26,6 +27,7 @@ class Entry:
 def read_registry(file: Path, split: str) -> list[Entry]:
     """The tasks of the data set `split`, or of all where none has the name that is meant without a choice. Each
     folder once. Raises ConfigError, OSError."""
+    check_readable(file, _FLAG)
     if file.stat().st_size > MAX_BYTES:
         raise ConfigError(f"{_FLAG}: {file} has more than {MAX_BYTES >> 20} MiB")
     try:

@@ -54,7 +54,7 @@ def read_folder(path: Path, source: str) -> Reading:
 def _task(task_id: str, config: TaskConfig, folder: TaskFolder, source: str) -> Task:
     _refuse(config, folder)
     environment, agent = config.environment, config.agent
-    image, dockerfile = _made_of(environment, folder)
+    dockerfile = _made_of(environment, folder)
     place = _place("environment", environment, agent.user)
     timeout_s = agent.timeout_sec
     network = environment.network if agent.network_mode is None else agent.network_mode
@@ -64,7 +64,6 @@ def _task(task_id: str, config: TaskConfig, folder: TaskFolder, source: str) -> 
         level=_level(config),
         source=source,
         metadata=_metadata(config),
-        image=image,
         dockerfile=dockerfile,
         # The format's limit is on all of the agent's time; ours on its own work must not end it before.
         limits={} if timeout_s is None else {"rollout_timeout": timeout_s, "rollout_deadline": timeout_s},
@@ -105,23 +104,23 @@ def _refuse(config: TaskConfig, folder: TaskFolder) -> None:
         raise Refusal(_COMPOSE, f"it needs compose: its verifier has tests/{compose.FILE}")
 
 
-def _made_of(environment: Environment, folder: TaskFolder) -> tuple[str | None, str | None]:
-    """Image and Dockerfile of the agent's sandbox, one of them None. As in Harbor, an image comes first."""
+def _made_of(environment: Environment, folder: TaskFolder) -> str:
+    """A Task's `dockerfile`. As in Harbor, the name of an image comes first."""
     image = environment.docker_image
     text = folder.text(f"environment/{compose.FILE}", compose.MAX_BYTES)
     if text is not None:
         image = compose.image_of_main(text) or image
-    if image is not None:
-        return _image("environment", image), None
+    if image:
+        return _named("environment", image)
     if folder.has("environment/Dockerfile"):
-        return None, str(folder.path / "environment" / "Dockerfile")
+        return str(folder.path / "environment" / "Dockerfile")
     raise Refusal(_IMAGE, "it has neither environment/Dockerfile nor environment.docker_image")
 
 
-def _image(where: str, name: str) -> str:
-    if not IMAGE.fullmatch(name):
-        raise BadRow(f"{where}: {ascii(name)[:60]} is no image name")
-    return name
+def _named(where: str, image: str) -> str:
+    if not IMAGE.fullmatch(image):
+        raise BadRow(f"{where}: {ascii(image)[:60]} is no image name")
+    return f"FROM {image}"
 
 
 def _place(where: str, environment: Environment, user: str | int | None) -> dict[str, Any]:
@@ -142,13 +141,12 @@ def _place(where: str, environment: Environment, user: str | int | None) -> dict
 def _grader(config: TaskConfig, folder: TaskFolder) -> Grader:
     verifier, separate = config.verifier, config.verifier.is_separate
     own = verifier.environment or config.environment
-    image = dockerfile = None
-    if separate and verifier.environment is not None and verifier.environment.docker_image is not None:
-        image = _image("verifier.environment", verifier.environment.docker_image)
+    dockerfile = None
+    if separate and verifier.environment is not None and verifier.environment.docker_image:
+        dockerfile = _named("verifier.environment", verifier.environment.docker_image)
     elif separate and folder.has("tests/Dockerfile"):
         dockerfile = str(folder.path / "tests" / "Dockerfile")
-    bundled = image is not None or dockerfile is not None
-    if not bundled and not folder.has("tests/test.sh"):
+    if dockerfile is None and not folder.has("tests/test.sh"):
         raise BadRow("it has no tests/test.sh")
     folder.demand_plain("tests")
     solved = folder.has("solution/solve.sh")
@@ -159,9 +157,8 @@ def _grader(config: TaskConfig, folder: TaskFolder) -> Grader:
     place = _place("verifier", own.model_copy(update={"env": {**own.env, **verifier.env}}), user)
     return Grader(
         "harbor",
-        tests=None if bundled else str(folder.path / "tests"),
+        tests=str(folder.path / "tests") if dockerfile is None else None,
         timeout_s=verifier.timeout_sec or 600.0,
-        image=image,
         dockerfile=dockerfile,
         declared=_declared(config) if separate else None,
         collect=tuple(
@@ -169,7 +166,7 @@ def _grader(config: TaskConfig, folder: TaskFolder) -> Grader:
             for one in verifier.collect
         ),
         user=place["user"],
-        cwd=place["cwd"] if bundled else place["cwd"] or None,
+        cwd=(place["cwd"] or None) if dockerfile is None else place["cwd"],
         environment=place["environment"],
         solution=str(folder.path / "solution") if solved else None,
         solution_environment=variables(config.solution.env, "solution.env"),

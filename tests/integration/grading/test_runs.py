@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from tests.fakes import oci_images
 from tests.fakes.inference import Call, ScriptedServer
-from tests.fakes.runs import flags, lines, place, run
+from tests.fakes.runs import flags, lines, outcomes, place, run, running, until
 
 _WHY_NOT = oci_images.why_not()
 pytestmark = [
@@ -101,3 +102,56 @@ async def test_each_kind_of_grader_scores_what_the_agent_left(home: Path) -> Non
     right = next(a for a in graded(home)["q2"] if a["score"] == 1)
     assert [test["outcome"] for test in right["grade"]["tests"]] == ["passed", "passed"]
     assert list((home / "t").iterdir()) == []
+    # Scored again, the grades are kept: the sandboxes are gone.
+    again = await run(
+        *("run", "--env.run_dir=again", "--env.scoring_strategy=grader", "--env.reward_key=speed"),
+        directory=home,
+        command="rescore",
+        environ=oci_images.CACHE,
+    )
+    rescored = {line["rollout_id"]: line for line in lines(home / "again" / "rollouts.jsonl")}
+    for name, attempts in graded(home).items():
+        for attempt in attempts:
+            line = rescored[attempt["rollout_id"]]
+            assert line["grade"] == attempt["grade"]
+            assert (line["score"], line["outcome"] == "scorer_error") == (
+                (0.25, False) if name == "q0" else (None, True)
+            ), again.stderr
+
+
+def graders(home: Path) -> list[Path]:
+    """The sandboxes in which something is graded now."""
+    return [place.parents[1] for place in (home / "t").glob("orchestrator-*/bundles/sandbox-*/request/go")]
+
+
+SLOW = {"q0": {"kind": "command", "command": "sleep 300"}}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_run_that_ends_while_it_grades_leaves_nothing(home: Path, number: signal.Signals) -> None:
+    write(home, SLOW)
+    async with ScriptedServer("vllm", right_and_wrong()) as server:
+        given = flags(home, server.base_url, launcher="oci", scoring_strategy="grader", drain_timeout=0.5)
+        async with running(*given, directory=home, environ=oci_images.CACHE) as started:
+            await until(lambda: len(graders(home)) == 1, "it grades, one at a time")
+            started.signal(number)
+            ended = await started.ended()
+    assert ended.code == (-9 if number == signal.SIGKILL else 143), ended.stderr
+    await until(lambda: not list((home / "t").glob("orchestrator-*/state/[!.]*")), "no container is left")
+    if number == signal.SIGTERM:
+        assert outcomes(home / "run") == {"cancelled": 2}
+        assert list((home / "t").iterdir()) == []
+
+
+async def test_a_task_whose_grader_cannot_be_had_is_a_bad_task_with_the_reason(home: Path) -> None:
+    write(home, {"q0": GRADERS["q1"], "q1": {"kind": "odd"}, "q2": {**GRADERS["q0"], "tests": "nowhere"}})
+    async with ScriptedServer("vllm", right_and_wrong()) as server:
+        given = flags(home, server.base_url, launcher="docker", scoring_strategy="grader")
+        ended = await run(*given, directory=home)
+    assert ended.code != 0
+    reasons = {line["task_id"]: line["reason"] for line in lines(home / "run" / "rollouts.jsonl")}
+    assert reasons == {
+        "q0": "its grader needs a root that can be written to: --env.launcher oci",
+        "q1": "grader.kind 'odd' is unknown; valid are command, io, harbor",
+        "q2": "grader.tests 'nowhere' is not beside the dataset",
+    }

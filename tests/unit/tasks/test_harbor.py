@@ -88,7 +88,7 @@ def test_each_field_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (task.task_id, task.question, task.level) == ("org/fix-it", "Make it work.\n", "hard")
     assert task.metadata["tags"] == ["bug", "tests", "debugging", "python"]
     assert task.metadata["born"] == "2024-03-05"
-    assert (task.image, task.dockerfile) == (None, f"{tmp_path}/t/environment/Dockerfile")
+    assert task.dockerfile == f"{tmp_path}/t/environment/Dockerfile"
     assert (task.root, task.cwd, task.user) == ("writable", "/app", "dev")
     assert task.environment == {"LANG": "C", "A": "", "PRICE": "5 ${X} 6"}
     assert (task.cpus, task.memory_bytes, task.storage_bytes) == (2.0, 2 << 30, 10 << 30)
@@ -141,12 +141,12 @@ def test_a_verifier_has_its_own_image_tests_and_environment(tmp_path: Path) -> N
     text = '[environment]\nworkdir = "/app"\nenv = {A = "1"}\n[verifier]\nenvironment_mode = "separate"\n'
     built = only(a_task(tmp_path / "built", text, tests__Dockerfile="FROM busybox\n", tests__test_sh=None)).grader
     assert built is not None
-    assert (built.image, built.dockerfile) == (None, f"{tmp_path}/built/tests/Dockerfile")
+    assert built.dockerfile == f"{tmp_path}/built/tests/Dockerfile"
     assert (built.tests, built.cwd, built.environment) == (None, "/app", {"A": "1"})
     text = '[environment]\nworkdir = "/app"\nenv = {A = "1"}\n[verifier.environment]\ndocker_image = "checks:1"\n'
     named = only(a_task(tmp_path / "named", text, tests__test_sh=None)).grader
     assert named is not None
-    assert (named.image, named.tests, named.cwd, named.environment) == ("checks:1", None, "", {})
+    assert (named.dockerfile, named.tests, named.cwd, named.environment) == ("FROM checks:1", None, "", {})
 
 
 def test_the_grader_is_not_the_agent_s_user(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_grader_is_not_the_agent_s_user(tmp_path: Path) -> None:
 
 def test_an_image_comes_before_a_dockerfile(tmp_path: Path) -> None:
     task = only(a_task(tmp_path / "t", '[environment]\ndocker_image = "ghcr.io/a/b:1@sha256:00"\n'))
-    assert (task.image, task.dockerfile) == ("ghcr.io/a/b:1@sha256:00", None)
+    assert task.dockerfile == "FROM ghcr.io/a/b:1@sha256:00"
 
 
 def test_marks_of_benchmarks_are_not_the_question(tmp_path: Path) -> None:
@@ -195,11 +195,18 @@ def test_a_compose_file_that_says_nothing_new_is_read(tmp_path: Path, compose: s
 
 def test_a_compose_file_may_name_the_image(tmp_path: Path) -> None:
     compose = {"environment__docker-compose_yaml": "services: {main: {image: 'python:3.12'}}"}
-    assert only(a_task(tmp_path / "t", environment__Dockerfile=None, **compose)).image == "python:3.12"
+    assert only(a_task(tmp_path / "t", environment__Dockerfile=None, **compose)).dockerfile == "FROM python:3.12"
 
 
 # ---------------------------------------------------------------- refusals
 
+HUGE = "9" * 5_000
+# Ten of ten of ten ...: of what an alias stands for, and of what a merge copies.
+ALIASES = "\n".join(["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12))])
+MERGES = "\n".join(
+    ["m0: &m0 {k: v}", *(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 10)}]}}" for n in range(1, 9))]
+)
+DEVICES = "{resources: {reservations: {devices: [{driver: nvidia}]}}}"
 REFUSED = [
     ('[environment]\nos = "Windows"\n', {}, "Windows"),
     ("[environment]\ngpus = 1\n", {}, "a GPU"),
@@ -217,6 +224,9 @@ REFUSED = [
     ("", {"environment__docker-compose_yaml": "services: {main: {privileged: true}}"}, "compose"),
     ("", {"environment__docker-compose_yaml": "services: {main: {volumes: ['/:/host']}}"}, "compose"),
     ("", {"environment__docker-compose_yaml": "services: {main: {command: nginx}}"}, "compose"),
+    ("", {"environment__docker-compose_yaml": f"services: {{main: {{deploy: {DEVICES}}}}}"}, "compose"),
+    ("", {"environment__docker-compose_yaml": f"{ALIASES}\nservices: {{main: {{command: *a11}}}}"}, "compose"),
+    ("", {"environment__docker-compose_yaml": f"{ALIASES}\nservices: {{main: {{build: *a11}}}}"}, "compose"),
     ("", {"environment__docker-compose_yaml": "services: {main: {build: {context: .., target: x}}}"}, "compose"),
     ('artifacts = [{source = "/x", service = "db"}]\n', {}, "compose"),
     ('[[verifier.collect]]\ncommand = "x"\nservice = "db"\n', {}, "compose"),
@@ -260,7 +270,6 @@ def test_a_run_without_a_task_that_can_run_is_told_why(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- hostile folders
 
-HUGE = "9" * 5_000
 WRONG = [
     ("= 1", "no TOML"),
     ("\0", "no TOML"),
@@ -278,6 +287,8 @@ WRONG = [
     ('[environment]\nmemory = "lots"', "no size like 2G"),
     ('[environment]\nmemory = "2G"\nmemory_mb = 1', "or not memory_mb"),
     ("[environment]\ngpus = -1", "environment.gpus"),
+    ("[environment]\ngpus = 0x" + "f" * 9_000, "environment.gpus"),
+    ("[metadata]\nx = 0x" + "f" * 9_000, "more than 300 digits"),
     ('[environment]\nworkdir = "../x"', "absolute path"),
     ('[environment]\nenv = {LD_PRELOAD = "/x"}', "needs for itself"),
     ('[environment]\nenv = {"A=B" = "x"}', "no name of a variable"),
@@ -321,6 +332,8 @@ def test_a_task_toml_may_hold_anything(tmp_path: Path, toml: str, why: str) -> N
         ({"environment__docker-compose_yaml": "a: [b"}, "no YAML"),
         ({"environment__docker-compose_yaml": "- " * 30_000}, "no YAML"),
         ({"environment__docker-compose_yaml": "services: [main]"}, "no services"),
+        ({"environment__docker-compose_yaml": "services:\n ? 0x" + "f" * 9_000}, "no services"),
+        ({"environment__docker-compose_yaml": MERGES}, "merges mappings"),
     ],
 )  # fmt: skip
 def test_a_file_may_be_missing_or_wrong(tmp_path: Path, files: dict[str, Any], why: str) -> None:
@@ -472,6 +485,13 @@ def test_a_registry_names_nothing_outside_its_folder(tmp_path: Path) -> None:
 def test_a_registry_may_hold_anything(tmp_path: Path, text: str) -> None:
     (tmp_path / "registry.json").write_text(text)
     with pytest.raises(ConfigError, match=r"env\.dataset"):
+        source(tmp_path)
+
+
+@pytest.mark.timeout(20)
+def test_a_registry_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "registry.json")
+    with pytest.raises(ConfigError, match="no regular file"):
         source(tmp_path)
 
 

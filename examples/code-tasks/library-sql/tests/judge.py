@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 APP, TESTS, LOGS = Path("/app"), Path("/tests"), Path("/logs/verifier")
-USER = 61234  # nobody else's: all its processes are delivered code
+USER = 64115  # nobody else's: all its processes are delivered code
 MEMORY_BYTES, OUTPUT_BYTES = 400 << 20, 4 << 20
 WALL_S = 30  # of one run, against what waits for ever: a machine under load needs much more than `cpu_s`
 ALL_RUNS_S = 150  # of all runs together, within verifier.timeout_sec

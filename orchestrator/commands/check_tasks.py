@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from json import dumps
 from pathlib import Path
 
 from orchestrator.commands.process import EXIT_INCOMPLETE
@@ -20,8 +21,8 @@ from orchestrator.engine.builds import Builds
 from orchestrator.engine.task_needs import why_unfit
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ImageUnusable, RolloutError
 from orchestrator.grading.check import SOLUTION, TaskChecker
-from orchestrator.grading.check_report import print_checks, print_json
 from orchestrator.grading.grade import with_tests
+from orchestrator.grading.measured import checks_answer
 from orchestrator.grading.panel import PLANTED, compiled
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.make import make_launcher
@@ -35,6 +36,7 @@ from orchestrator.tasks.checks import check_of, checks_file, read_checks, write_
 from orchestrator.tasks.content import content_of
 from orchestrator.tasks.split import training_tasks
 from orchestrator.terminal.bar import bar
+from orchestrator.terminal.checks import print_checks
 from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.types import BadTask, SandboxSpec, Task, TaskCheck
 
@@ -89,7 +91,7 @@ class _Checking:
         if not self.found:
             return
         if json:
-            print_json(self.source.name, self.found, self.saved)
+            print(dumps(checks_answer(self.source.name, self.found, self.saved), indent=2))
         print_checks(self.found, self.earlier, self.saved, sys.stderr if json else sys.stdout)
 
     async def work(self) -> None:
@@ -183,7 +185,7 @@ class _Checking:
             content,
             config.sandbox_spec(task),
             launcher,
-            GraderScorer(config.env.reward_key),
+            GraderScorer(config.env.reward_key).reward,
             solution=None if solution is None else str(laid.layer(Path(solution), SOLUTION, writable=False)),
             library=None if self._library is None else str(self._library),
             solve_s=task.limits.get("rollout_timeout", config.env.rollout_timeout),

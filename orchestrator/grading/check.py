@@ -5,7 +5,7 @@ no cheating policy more than doing nothing does. All of them are graded as rollo
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.errors import RolloutError, SandboxLostError, ScorerError
@@ -26,7 +26,6 @@ from orchestrator.launch.base import Command, Launcher
 from orchestrator.launch.names import WORKSPACE_DIR
 from orchestrator.rules.text import printable
 from orchestrator.rules.waits import first_error
-from orchestrator.scorers.grader import GraderScorer
 from orchestrator.types import Change, Checked, Difference, Grade, Grader, SandboxSpec, Task, TaskCheck
 
 SOLUTION = "/solution"
@@ -44,8 +43,9 @@ _LIVE = f'{_SOLVE} > /dev/null 2>&1 < /dev/null; cd "$1" && shift && exec "$@"'
 
 
 class TaskChecker:
-    """Of one task. `task`: its tests are laid into a layer. `solution`, `library`: layers with the task's solution
-    and with what the panel preloads; None: there is none. `solve_s`: the most that the solution may take."""
+    """Of one task. `task`: its tests are laid into a layer. `score`: of a grade; raises ScorerError. `solution`,
+    `library`: layers with the task's solution and with what the panel preloads; None: there is none. `solve_s`:
+    the most that the solution may take."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TaskChecker:
         content: str,
         spec: SandboxSpec,
         launcher: Launcher,
-        scorer: GraderScorer,
+        score: Callable[[Grade], float],
         *,
         solution: str | None,
         library: str | None,
@@ -61,7 +61,7 @@ class TaskChecker:
     ) -> None:
         assert task.grader is not None
         self._task, self._grader, self._content = task, task.grader, content
-        self._spec, self._launcher, self._scorer = replace(spec, preload=()), launcher, scorer
+        self._spec, self._launcher, self._score = replace(spec, preload=()), launcher, score
         self._solution, self._library, self._solve_s = solution, library, solve_s
         self._checked = Checked()
         self._differences: list[Difference] = []
@@ -217,7 +217,7 @@ class TaskChecker:
         if graded.fault.startswith(SANDBOX_FAILED):
             raise SandboxLostError(graded.fault)
         try:
-            return self._scorer.reward(graded)
+            return self._score(graded)
         except ScorerError as error:
             self._last = self._last or str(error)
             return None

@@ -93,7 +93,10 @@ def policies(outputs: Sequence[Output], cwd: str, *, library: bool) -> dict[str,
         "forged reward": _FORGE,
         "background writer": f"mkdir -p /logs/verifier\n{_DAEMON}\nsleep 0.2",
         "test.sh": f"{_put('/tests/test.sh', _SHIM)}\n{_put('/tests/conftest.py', _PASS)}",
-        "conftest.py": f"for d in {beside}; do mkdir -p $d;\n{_put('$d/conftest.py', _PASS)}\ndone",
+        "conftest.py": (  # in the folder of a pytest.ini it is that of all tests
+            f"for d in {beside}; do mkdir -p $d;\n{_put('$d/conftest.py', _PASS)}\n"
+            f"{_put('$d/pytest.ini', '[pytest]')}\ndone"
+        ),
         "pytest.ini": (
             f"{packages}\n{_put('$d/planted.py', _PASS)}\ndone\nfor d in {beside}; do mkdir -p $d;\n"
             f"{_put('$d/planted.py', _PASS)}\n{_put('$d/pytest.ini', _INI)}\ndone"

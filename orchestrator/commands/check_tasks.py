@@ -29,6 +29,7 @@ from orchestrator.launch.make import make_launcher
 from orchestrator.launch.names import WORKSPACE_DIR
 from orchestrator.launch.workspaces import WorkspaceError, Workspaces
 from orchestrator.rules.text import printable
+from orchestrator.rules.waits import first_error
 from orchestrator.scorers.grader import GraderScorer
 from orchestrator.settings.config import Config
 from orchestrator.tasks.base import Source
@@ -76,7 +77,7 @@ class _Checking:
     saved: Path | None = None
 
     def __post_init__(self) -> None:
-        self._checks: dict[str, TaskCheck] = dict(read_checks(self.file))
+        self._checks, self._new = read_checks(self.file), dict[str, TaskCheck]()
         self._next_save_s = 0.0
         self._unsaved = False
         self._library: Path | None = None
@@ -116,7 +117,7 @@ class _Checking:
         """The tasks that have to be checked; of the others it is known what they are."""
         for row in rows:
             if isinstance(row, BadTask):
-                self.found[row.task_id] = row.reason
+                self.found.setdefault(row.task_id, row.reason)
             elif row.grader is None:
                 self.found[row.task_id] = "it has no grader"
             elif not self.again and (check := check_of(row, self._checks)) is not None:
@@ -149,9 +150,12 @@ class _Checking:
                     await self._check(task, builds, launcher)
                     advance(1)
 
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(len(tasks), self.config.env.max_concurrent_sandboxes)):
-                    group.create_task(one_after_the_other())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(len(tasks), self.config.env.max_concurrent_sandboxes)):
+                        group.create_task(one_after_the_other())
+            except BaseExceptionGroup as errors:
+                raise first_error(errors) from errors
 
     async def _check(self, task: Task, builds: Builds, launcher: Launcher) -> None:
         try:
@@ -167,7 +171,7 @@ class _Checking:
             return
         self.found[task.task_id] = check
         if isinstance(check, TaskCheck):
-            self._checks[task.task_id], self._unsaved = check, True
+            self._new[task.task_id], self._unsaved = check, True
             if time.monotonic() >= self._next_save_s:
                 self._save()
 
@@ -193,7 +197,8 @@ class _Checking:
 
     def _save(self) -> None:
         began = time.monotonic()
-        self.saved = write_checks(self.file, self._checks)
+        # What another one found meanwhile stays.
+        self.saved = write_checks(self.file, {**read_checks(self.file), **self._new})
         self._unsaved = False
         self._next_save_s = time.monotonic() + _SAVING * (time.monotonic() - began)
 

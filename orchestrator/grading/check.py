@@ -18,11 +18,13 @@ from orchestrator.grading.grade import (
     end_of,
     grade,
     grading_spec,
+    log_of,
     read_grade,
 )
+from orchestrator.grading.left_behind import LeftBehind
 from orchestrator.grading.panel import Output, delivered, policies
 from orchestrator.grading.scope import is_takeover, outermost
-from orchestrator.launch.base import Command, Launcher
+from orchestrator.launch.base import Command, CommandEnd, CommandSandbox, Launcher
 from orchestrator.launch.names import WORKSPACE_DIR
 from orchestrator.rules.text import printable
 from orchestrator.rules.waits import first_error
@@ -39,6 +41,11 @@ _TIMES_SOLUTION, _LEAST_S = 5, 20.0
 _OURS = (f"{SOLUTION}/", "/tests/", "/logs/", "/planted")
 _BYTECODE = re.compile(r"/__pycache__/|\.pyc$")
 _SHOWN_CHARS = 300
+_NETWORK = re.compile(
+    r"could not resolve|temporary failure (?:in name resolution|resolving)|name or service not known"
+    r"|network is unreachable|dns error|bad address|failed to establish a new connection|no address associated",
+    re.IGNORECASE,
+)
 _LIVE = f'{_SOLVE} > /dev/null 2>&1 < /dev/null; cd "$1" && shift && exec "$@"'
 
 
@@ -66,6 +73,8 @@ class TaskChecker:
         self._checked = Checked()
         self._differences: list[Difference] = []
         self._last = ""  # why the last grade is not what it should be
+        self._solving = ""  # how the solution ended, if it failed
+        self._no_start = ""  # why a command could not be started
 
     async def check(self) -> TaskCheck:
         """Raises RolloutError where it is this machine that fails: nothing is known of the task then."""
@@ -108,8 +117,12 @@ class TaskChecker:
 
     async def _unsolved(self, found: TaskCheck, graded: Grade) -> TaskCheck:
         assert self._solution is not None
-        why = self._last or printable(" ".join((graded.stdout or graded.stderr).split()))[-_SHOWN_CHARS:]
-        failure = f"its own solution gets {_shown(found.solution)}, and must get 1{why and f': {why}'}"
+        printed = f"{graded.stdout}\n{graded.stderr}"
+        why = [self._no_start or self._solving, self._last, _one_line(graded.stdout or graded.stderr)]
+        failure = f"its own solution gets {_shown(found.solution)}, and must get 1"
+        failure += "".join(f"; {one}" for one in why if one)
+        if lack := _NETWORK.search(f"{self._solving}\n{printed}"):
+            failure = f"it needs a network, to be solved or graded ({lack[0]}): {failure}"
         live = await self._live(self._solution)
         if live == 1:
             failure = "it needs a service left running: its own solution gets 1 only where that still runs"
@@ -151,6 +164,8 @@ class TaskChecker:
         limit_s = min(self._grader.timeout_s, max(_LEAST_S, _TIMES_SOLUTION * usual_s))
         task = self._known(replace(self._grader, timeout_s=limit_s))
         rewards = await self._rewards(scripts, task)
+        if self._no_start:
+            return replace(found, failures=(f"the panel could not be tried: {self._no_start}",))
         found = replace(found, panel=rewards)
         if script := delivered(outputs):
             graded = await self._played(self._script(script), task)
@@ -199,10 +214,12 @@ class TaskChecker:
             try:
                 async with self._launcher.run(self._spec, command) as box:
                     end = await end_of(box, command.timeout_s + MARGIN_S)
-                    self._last = f"{command.argv[0]} cannot be run: {end.error}" if end.error else ""
+                    if end.error:
+                        self._no_start = f"{command.argv[0]} cannot be run: {end.error}"
                     if learns:
                         self._learn(await box.changes() or Difference())
                         task = self._known(self._grader)
+                        self._solving = await asyncio.to_thread(_words, box, end)
                     return await grade(task, self._spec, self._launcher, box)
             except RolloutError:
                 if not tries_left:
@@ -264,6 +281,20 @@ def _own(difference: Difference) -> list[Change]:
 def _outputs(difference: Difference) -> list[Output]:
     files = [one for one in _own(difference) if one.kind != "removed" and not one.path.endswith("/")]
     return [Output(one.path, bool(one.mode & 0o111)) for one in files[:_MOST_OUTPUTS]]
+
+
+def _words(box: CommandSandbox, end: CommandEnd) -> str:
+    """How a solution ended, and the last that it printed; empty: well. Blocks. Raises SandboxLostError."""
+    if end.status == 0:
+        return ""
+    with box.written() as top, LeftBehind(top) as left:
+        printed = log_of(left, "test-stderr.txt") or log_of(left, "test-stdout.txt")
+    how = "did not end in its time" if end.status is None else f"ended with {end.status}"
+    return f"solve.sh {how}{printed and f': {_one_line(printed)}'}"
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))[-_SHOWN_CHARS:]
 
 
 def _has_run(graded: Grade, solved: Grade) -> bool:

@@ -153,7 +153,7 @@ def command_of(task: Task, grader: Grader) -> Command:
 def read_grade(box: CommandSandbox, grader: Grader, end: CommandEnd) -> Grade:
     """What the sandbox left. Blocks. Raises SandboxLostError."""
     with box.written() as top, LeftBehind(top) as left:
-        stdout, stderr = (_log(left, f"test-{name}.txt") for name in ("stdout", "stderr"))
+        stdout, stderr = (log_of(left, f"test-{name}.txt") for name in ("stdout", "stderr"))
         flags = [f"{end.left} {LEFT_RUNNING}"] if end.left else []
         if grader.kind == "io":
             tests = case_results(left, grader.cases)
@@ -206,7 +206,8 @@ def _of_cases(tests: tuple[TestResult, ...]) -> dict[str, float]:
     return {REWARD: float(passed == len(tests)), CASES: passed / max(1, len(tests))}
 
 
-def _log(left: LeftBehind, name: str) -> str:
+def log_of(left: LeftBehind, name: str) -> str:
+    """What a command printed, of its files of LOGS."""
     try:
         return valid((left.read(name, _LOG_BYTES) or b"").decode("utf-8", "replace"))
     except TooLarge:  # pid 1 writes no more: something else did

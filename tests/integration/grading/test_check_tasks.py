@@ -45,6 +45,7 @@ _APPLETS = (
 )
 WRITES = "#!/bin/sh\necho right > /app/answer\n"
 READS = '[ "$(cat /app/answer)" = right ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n'
+MISSING = "cat: can't open '/app/answer': No such file or directory"
 SOLVED: dict[str, tuple[str, str]] = {
     "honest": (WRITES, READS),
     "fooled": (WRITES, "[ -e /app/answer ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n"),
@@ -54,6 +55,8 @@ SOLVED: dict[str, tuple[str, str]] = {
         "#!/bin/sh\nsleep 600 &\n",
         "grep -qs sleep /proc/[0-9]*/comm && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
     ),
+    "network": (WRITES, "echo 'curl: (6) Could not resolve host: x' >&2\necho 0 > /logs/verifier/reward.txt\n"),
+    "failing": ("#!/bin/sh\necho no such thing >&2; exit 3\n", READS),
     "delivered": (
         "#!/bin/sh\nprintf '#!/bin/sh\\necho right\\n' > /app/answer.sh; chmod 755 /app/answer.sh\n",
         '[ "$(/app/answer.sh)" = right ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n',
@@ -108,9 +111,14 @@ async def test_each_fault_of_a_task_is_found_and_named(home: Path) -> None:
         "unsolved": ["its own solution gets 0, and must get 1"],
         "free": ["an untouched sandbox gets 1, and must get 0"],
         "service": ["it needs a service left running: its own solution gets 1 only where that still runs"],
+        "network": [
+            "it needs a network, to be solved or graded (Could not resolve): its own solution gets 0, "
+            "and must get 1; curl: (6) Could not resolve host: x"
+        ],
+        "failing": [f"its own solution gets 0, and must get 1; solve.sh ended with 3: no such thing; {MISSING}"],
         "delivered": [],
     }
-    assert (answer["passed"], answer["failed"], answer["unchecked"]) == (2, 4, 0)
+    assert (answer["passed"], answer["failed"], answer["unchecked"]) == (2, 6, 0)
     honest = tasks["honest"]
     assert (honest["solution"], honest["no_op"]) == ([1, 1, 1], [0, 0, 0])
     assert (honest["checked"]["scope"], honest["checked"]["source"]) == (["/app"], "reward.txt")

@@ -1,5 +1,5 @@
-"""The panel's policies are cheats: most of them win where the tests lie in the agent's own sandbox. A solution that
-leaves bytecode of Python's library does not open the way for one."""
+"""The panel's policies are cheats: most of them win where the tests lie in the agent's own sandbox. A solution
+that leaves bytecode of Python's library does not open the way for one."""
 
 from __future__ import annotations
 

@@ -8,9 +8,11 @@ from orchestrator.settings.flags import OPTIONS, Command
 from orchestrator.settings.kinds import Choice, File, Files, Flag, Integer, Kind, Number, Size, Text, seconds
 from orchestrator.settings.row import Setting
 from orchestrator.settings.sandbox import SandboxSettings
+from orchestrator.settings.tasks import TaskSettings
 
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
 _SCORE = Number(at_least=0, at_most=1)
+_SOURCE = TaskSettings.rows()["dataset"].kind
 _REVISION = re.compile(r"\w[\w./-]{0,249}", re.ASCII).fullmatch
 
 
@@ -101,6 +103,15 @@ COMMANDS = (
         ),
         without_endpoint=True,
         lenient=True,
+    ),
+    Command(
+        "check-tasks",
+        "checks tasks that have graders: their solutions get 1, doing nothing gets 0, and cheats no more",
+        arguments=(_option("source", _SOURCE, "harbor:PATH, jsonl:PATH or csv:PATH"),),
+        options=(
+            _option("again", Flag(), "also tasks that are as they were when they were checked", default=False),
+            _JSON,
+        ),
     ),
     Command(
         "download-gaia",

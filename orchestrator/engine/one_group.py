@@ -88,6 +88,7 @@ class GroupMaker:
             return BadTask(task.task_id, reason)
         if reason := why_unfit(task, env, self.config.sandbox_spec(task)):
             return BadTask(task.task_id, reason)
+        task = with_checked(task, self.shared.checks)
         try:
             if task.workspace is not None:
                 folder = self.shared.workspaces.layer(Path(task.workspace), task.cwd or WORKSPACE_DIR)
@@ -95,7 +96,7 @@ class GroupMaker:
         except WorkspaceError as error:
             return BadTask(task.task_id, f"its workspace cannot be used: {error}")
         try:
-            return with_tests(with_checked(task, self.shared.checks), self.shared.workspaces)
+            return with_tests(task, self.shared.workspaces)
         except WorkspaceError as error:
             return BadTask(task.task_id, f"its tests cannot be used: {error}")
 

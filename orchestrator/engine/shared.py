@@ -25,7 +25,7 @@ from orchestrator.scorers.trial import Trial
 from orchestrator.settings.config import Config
 from orchestrator.tasks.checks import checks_file, read_checks
 from orchestrator.telemetry import open_watchers
-from orchestrator.types import BadTask, Checked, Task
+from orchestrator.types import BadTask, Task, TaskCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Shared:
         self.drained: list[Callable[[], None]] = []
         self.opened: Opened | None = None
         self.workspaces = Workspaces()
-        self.checks: Mapping[str, Checked] = {}
+        self.checks: Mapping[str, TaskCheck] = {}
         self._say = say
         self._opening: asyncio.Task[Any] | None = None
 

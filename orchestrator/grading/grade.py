@@ -29,9 +29,11 @@ log = logging.getLogger(__name__)
 
 TESTS = "/tests"
 TEST_SCRIPT = f"{TESTS}/test.sh"
+SANDBOX_FAILED = "the grader's sandbox failed"  # begins a fault of this machine
+LEFT_RUNNING, NOT_THE_TESTS = "processes were left running", "was written, which the task's own tests do not write"
 CASES = "cases"  # the share of them that passed
 _SHARE_OF_LIMIT = 3  # a solution that takes a third of the time leaves no doubt about who ran out of it
-_MARGIN_S = 60.0  # for start and end of the sandbox
+MARGIN_S = 60.0  # for start and end of the sandbox
 _TRIES = 2
 _LOG_BYTES = 64 << 10
 _SHOWN_CHARS = 4000
@@ -49,10 +51,10 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
                 await _killed(state)
             async with AsyncExitStack() as stack:
                 states = await _collected(task, grader, spec, launcher, state, stack)
-                return await _graded(task, grader, scope, _spec(spec, grader), launcher, states)
+                return await _graded(task, grader, scope, grading_spec(spec, grader), launcher, states)
         except RolloutError as error:
             if not tries_left:
-                return Grade(fault=f"the grader's sandbox failed: {error}", scope=scope.scope, kept=scope.paths)
+                return Grade(fault=f"{SANDBOX_FAILED}: {error}", scope=scope.scope, kept=scope.paths)
             log.warning("task %s is graded again: %s", task.task_id, error)
     raise AssertionError("the last try returns")
 
@@ -84,7 +86,7 @@ async def _collected(
         user = spec.user if collect.user is None else collect.user
         over = State(states) if states else None
         box = await stack.enter_async_context(launcher.run(replace(spec, user=user, preload=()), command, over))
-        await _end(box, collect.timeout_s + _MARGIN_S)
+        await end_of(box, collect.timeout_s + MARGIN_S)
         states = (box, *states)
     return states
 
@@ -102,7 +104,7 @@ def with_tests(task: Task, workspaces: Workspaces) -> Task:
     return replace(task, grader=grader)
 
 
-def _spec(spec: SandboxSpec, grader: Grader) -> SandboxSpec:
+def grading_spec(spec: SandboxSpec, grader: Grader) -> SandboxSpec:
     """Of the sandbox that grades."""
     user = spec.user if grader.user is None else grader.user
     if grader.image is None or grader.image == spec.image:
@@ -121,22 +123,19 @@ async def _graded(
     """Raises RolloutError."""
     layer = State(states, scope.kept, scope.dropped, scope.merged) if states else None
     async with launcher.run(spec, command_of(task, grader), layer) as box:
-        end = await _end(box, grader.timeout_s + _MARGIN_S)
+        end = await end_of(box, grader.timeout_s + MARGIN_S)
         cpu_s = await box.cpu_s()
-        try:
-            read = await asyncio.to_thread(_read, box, grader, end)
-        except OSError as error:
-            raise SandboxLostError(f"what a grader left cannot be read: {error.strerror}") from error
+        read = await asyncio.to_thread(read_grade, box, grader, end)
     return replace(read, scope=scope.scope, kept=scope.paths, duration_s=end.duration_s, cpu_s=cpu_s)
 
 
-async def _end(box: CommandSandbox, timeout_s: float) -> CommandEnd:
-    """Raises SandboxLostError."""
+async def end_of(box: CommandSandbox, timeout_s: float) -> CommandEnd:
+    """How its command ended. Raises SandboxLostError."""
     try:
         async with asyncio.timeout(timeout_s):
             return await box.command_end()
     except TimeoutError:
-        raise SandboxLostError(f"the sandbox that grades did not end in {timeout_s:g} s") from None
+        raise SandboxLostError(f"the sandbox of a command did not end in {timeout_s:g} s") from None
 
 
 def command_of(task: Task, grader: Grader) -> Command:
@@ -160,11 +159,18 @@ def command_of(task: Task, grader: Grader) -> Command:
     return common
 
 
+def read_grade(box: CommandSandbox, grader: Grader, end: CommandEnd) -> Grade:
+    """What the sandbox left. Blocks. Raises SandboxLostError."""
+    try:
+        return _read(box, grader, end)
+    except OSError as error:
+        raise SandboxLostError(f"what a grader left cannot be read: {error.strerror}") from error
+
+
 def _read(box: CommandSandbox, grader: Grader, end: CommandEnd) -> Grade:
-    """What the sandbox left. Blocks. Raises SandboxLostError, OSError."""
     with box.written() as top, LeftBehind(top) as left:
-        stdout, stderr = (_log(left, f"test-{name}.txt") for name in ("stdout", "stderr"))
-        flags = [f"{end.left} processes were left running"] if end.left else []
+        stdout, stderr = (log_of(left, f"test-{name}.txt") for name in ("stdout", "stderr"))
+        flags = [f"{end.left} {LEFT_RUNNING}"] if end.left else []
         if grader.kind == "io":
             tests = case_results(left, grader.cases)
             rewards = Rewards(_of_cases(tests), CASES)
@@ -197,7 +203,7 @@ def _rewards(grader: Grader, end: CommandEnd, left: LeftBehind, flags: list[str]
     if usual not in FILES:
         return read_rewards(left)
     others = sorted({*FILES} & {*left.names()} - {usual})
-    flags += [f"{other} was written, which the task's own tests do not write" for other in others]
+    flags += [f"{other} {NOT_THE_TESTS}" for other in others]
     return read_rewards(left, (usual,))
 
 
@@ -216,7 +222,8 @@ def _of_cases(tests: tuple[TestResult, ...]) -> dict[str, float]:
     return {REWARD: float(passed == len(tests)), CASES: passed / max(1, len(tests))}
 
 
-def _log(left: LeftBehind, name: str) -> str:
+def log_of(left: LeftBehind, name: str) -> str:
+    """What a command printed, of its files of LOGS."""
     try:
         return valid((left.read(name, _LOG_BYTES) or b"").decode("utf-8", "replace"))
     except TooLarge:  # pid 1 writes no more: something else did

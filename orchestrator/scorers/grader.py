@@ -24,12 +24,16 @@ class GraderScorer:
         grade = record.grade
         if grade is None:
             raise ScorerError("what the agent left was not graded")
+        return Score(self.reward(grade), dict(grade.rewards))
+
+    def reward(self, grade: Grade) -> float:
+        """The one that is the score. Raises ScorerError."""
         if grade.fault:
             raise ScorerError(grade.fault)
         value = self._value(grade)
         if not 0 <= value <= 1:
             raise ScorerError(f"the grader's reward is {value:g}, not from 0 to 1")
-        return Score(value, dict(grade.rewards))
+        return value
 
     def _value(self, grade: Grade) -> float:
         rewards = grade.rewards

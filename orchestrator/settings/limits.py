@@ -17,6 +17,7 @@ class LimitSettings(Settings, group="Limits of one rollout", resume=Resume.DATA,
         seconds(above=0),
         "its own clock: time in the sandbox, not waiting for completions or host tools",
         also=("process_timeout",),
+        commands=(*RUNS, "check-tasks"),
         to=(Limits, "rollout_timeout_s"),
     )
     rollout_deadline: float = row(

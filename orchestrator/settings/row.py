@@ -22,7 +22,7 @@ ATROPOS = "Atropos"  # Atropos' names: every command takes them; most have an ef
 
 CommandName = Literal[
     "demo", "process", "evaluate", "serve", "image build", "image check", "doctor", "replay", "rescore", "export",
-    "cleanup",
+    "cleanup", "check-tasks",
 ]  # fmt: skip
 RUNS: tuple[CommandName, ...] = ("process", "evaluate", "serve")
 

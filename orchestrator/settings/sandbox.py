@@ -29,7 +29,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Integer(1, 10_000),
         "rollouts at a time; each has a sandbox of its own",
         also=("max_concurrent_processes",),
-        commands=(*RUNS, "demo", "doctor", "replay"),
+        commands=(*RUNS, "demo", "doctor", "replay", "check-tasks"),
         first_run=RUNS,
     )
     warm_sandboxes: int | None = row(
@@ -51,7 +51,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "what makes sandboxes; auto: Docker, or oci where Docker cannot; oci: runc or the like itself, without "
         "Docker; process: no isolation, model-written code runs as you",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "demo", "image check", "doctor", "replay", "cleanup"),
+        commands=(*RUNS, "demo", "image check", "doctor", "replay", "cleanup", "check-tasks"),
         first_run=RUNS,
     )
     cluster: Literal["none", "ray"] = row(
@@ -69,7 +69,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Text("the name of an image, or a path that begins with /, ./ or ~/", "IMAGE", _IMAGE.fullmatch),
         "made by `orchestrator image build`; with oci also what `docker save` wrote, or an OCI layout",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "demo", "image build", "doctor", "replay"),
+        commands=(*RUNS, "demo", "image build", "doctor", "replay", "check-tasks"),
         to=(SandboxSpec, "image"),
     )
     sandbox_memory: int = row(
@@ -77,6 +77,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Size(MIN_MEMORY_BYTES),
         "memory, swap included",
         resume=Resume.SIZE,
+        commands=(*RUNS, "doctor", "replay", "check-tasks"),
         from_run=("replay",),
         to=(SandboxSpec, "memory_bytes"),
     )
@@ -85,6 +86,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Number(at_least=0.01, at_most=1024),
         "CPU cores",
         resume=Resume.SIZE,
+        commands=(*RUNS, "doctor", "replay", "check-tasks"),
         from_run=("replay",),
         to=(SandboxSpec, "cpus"),
     )
@@ -93,6 +95,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Integer(64, 4_194_304),
         "processes and threads",
         resume=Resume.SIZE,
+        commands=(*RUNS, "doctor", "replay", "check-tasks"),
         from_run=("replay",),
         to=(SandboxSpec, "pids"),
     )
@@ -111,32 +114,33 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "what fits into a writable root; it is memory, on top of sandbox_memory; docs/oci.md",
         resume=Resume.SIZE,
         from_run=("replay",),
+        commands=(*RUNS, "doctor", "replay", "check-tasks"),
     )
     dockerfiles: bool = row(
         True,
         Flag(),
         "build tasks' Dockerfiles; false: tasks with one are bad tasks",
-        commands=(*RUNS, "replay"),
+        commands=(*RUNS, "replay", "check-tasks"),
     )
     base_images: Mapping[str, str] | None = row(
         None,
         Pairs(Text("the name of an image", "IMAGE", _IMAGE_NAME.fullmatch)),
         "images in the places of those that tasks' Dockerfiles name, like python:3.12-slim=my-base",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "replay"),
+        commands=(*RUNS, "replay", "check-tasks"),
     )
     build_network: Literal["default", "host", "none"] = row(
         "default",
         Choice(("default", "host", "none")),
         "the network of steps in tasks' Dockerfiles; default: the builder's, as with `docker build`",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "replay"),
+        commands=(*RUNS, "replay", "check-tasks"),
     )
     build_timeout: float = row(
         1800.0,
         seconds(above=0),
         "building one task's Dockerfile",
-        commands=(*RUNS, "replay"),
+        commands=(*RUNS, "replay", "check-tasks"),
     )
     docker_runtime: str | None = row(
         None, NAME, "a container runtime Docker knows, like runsc", unset="none: Docker's own"
@@ -145,19 +149,20 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "runc",
         Text("the name or path of a program", "PROGRAM", _PROGRAM.fullmatch),
         "with the launcher oci: the OCI runtime",
-        commands=(*RUNS, "demo", "image build", "image check", "doctor", "replay"),
+        commands=(*RUNS, "demo", "image build", "image check", "doctor", "replay", "check-tasks"),
     )
     allow_localhost_tcp: bool = row(
         False,
         Flag(),
         "TCP inside a sandbox, for tasks that start a server; still no network",
         resume=Resume.CONFIRM,
+        commands=(*RUNS, "doctor", "replay", "check-tasks"),
     )
     waive_hardening: tuple[str, ...] = row(
         (),
         Words(tuple(sorted(MEASURE_NAMES))),
         "measures not demanded, for an Engine that cannot give them; all others are",
-        commands=(*RUNS, "demo", "doctor", "replay"),
+        commands=(*RUNS, "demo", "doctor", "replay", "check-tasks"),
     )
     output_files: int = row(
         64,

@@ -35,6 +35,7 @@ class ScoringSettings(Settings, group="Scoring", resume=Resume.DATA, commands=(*
         Text("a name", "NAME"),
         "with `grader`: which of the grader's rewards is the score; the others are parts of it",
         unset="none: `reward`, or the only one",
+        commands=(*RUNS, "replay", "rescore", "check-tasks"),
         from_run=("replay", "rescore"),
     )
     combined_weights: Mapping[str, float] | None = row(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.settings.json_kinds import Table, Texts
-from orchestrator.settings.kinds import NAME, OBJECT, File, Integer, Text, forms
+from orchestrator.settings.kinds import NAME, OBJECT, File, Flag, Integer, Text, forms
 from orchestrator.settings.row import RUNS, TASKS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.tasks.base import COLUMNS
@@ -42,7 +42,7 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         "validation",
         NAME,
         "which part of the dataset",
-        commands=(*RUNS, "rescore"),
+        commands=(*RUNS, "rescore", "check-tasks"),
         from_run=("replay", "rescore"),
     )
     eval_split: str | None = row(
@@ -57,12 +57,20 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         None,
         Table(COLUMNS, Text("the dataset's own name for it")),
         "what the dataset calls our columns, of jsonl:, csv: and hf:",
-        commands=(*RUNS, "rescore"),
+        commands=(*RUNS, "rescore", "check-tasks"),
         from_run=("replay", "rescore"),
     )
-    levels: tuple[str, ...] = row((), Texts(Text("a level", "LEVEL")), "only tasks of these levels")
+    only_checked_tasks: bool = row(
+        False, Flag(), "only tasks that have passed `orchestrator check-tasks`; the others are counted"
+    )
+    levels: tuple[str, ...] = row(
+        (), Texts(Text("a level", "LEVEL")), "only tasks of these levels", commands=(*RUNS, "check-tasks")
+    )
     tags: tuple[str, ...] = row(
-        (), Texts(Text("a tag", "TAG")), 'only tasks with one of these in metadata["tags"]'
+        (),
+        Texts(Text("a tag", "TAG")),
+        'only tasks with one of these in metadata["tags"]',
+        commands=(*RUNS, "check-tasks"),
     )
     shuffle_seed: int | None = row(
         None,
@@ -71,7 +79,12 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         unset="none: as they come",
     )
     max_tasks: int | None = row(
-        None, Integer(1), "no more tasks than these", unset="none: all of them", first_run=("evaluate",)
+        None,
+        Integer(1),
+        "no more tasks than these",
+        unset="none: all of them",
+        commands=(*RUNS, "check-tasks"),
+        first_run=("evaluate",),
     )
     total_steps: int = row(
         -1,

@@ -16,9 +16,9 @@ MAX_CASES = 200
 MAX_TEXT_BYTES = 1 << 20  # of an input or an expected output
 MAX_ARGUMENTS = 1000
 MAX_TIMEOUT_S = 86_400.0
-_SCRIPT = "test.sh"  # of the tests in Harbor's form
+_SCRIPT, _SOLVE = "test.sh", "solve.sh"  # of the tests, and of the solution, in Harbor's form
 _KINDS = get_args(GraderKind)
-_COMMON = {"kind", "timeout", "artifacts", "user", "cwd", "env"}
+_COMMON = {"kind", "timeout", "artifacts", "user", "cwd", "env", "solution"}
 _KEYS = {
     "command": _COMMON | {"command", "tests"},
     "io": _COMMON | {"command", "cases"},
@@ -44,6 +44,7 @@ def grader_of(value: Mapping[Any, Any], find: Find) -> Grader | None:
     return Grader(
         kind=kind,
         tests=_tests(kind, value, find),
+        solution=_folder("solution", value, _SOLVE, find),
         command=_command(kind, value),
         cases=_cases(kind, value),
         timeout_s=_timeout(value),
@@ -55,18 +56,23 @@ def grader_of(value: Mapping[Any, Any], find: Find) -> Grader | None:
 
 
 def _tests(kind: str, value: Mapping[Any, Any], find: Find) -> str | None:
-    name = value.get("tests")
+    if kind == "harbor" and value.get("tests") is None:
+        raise BadRow(f"grader.tests is missing: the folder with {_SCRIPT}")
+    return _folder("tests", value, _SCRIPT if kind == "harbor" else None, find)
+
+
+def _folder(key: str, value: Mapping[Any, Any], script: str | None, find: Find) -> str | None:
+    """`script`: what it must have."""
+    name = value.get(key)
     if name is None:
-        if kind == "harbor":
-            raise BadRow(f"grader.tests is missing: the folder with {_SCRIPT}")
         return None
     if not isinstance(name, str):
-        raise BadRow(f"grader.tests must be the name of a folder, not {kind_of(name)}")
-    folder = find("grader.tests", name)
+        raise BadRow(f"grader.{key} must be the name of a folder, not {kind_of(name)}")
+    folder = find(f"grader.{key}", name)
     if not folder.is_dir():
-        raise BadRow(f"grader.tests {ascii(name)[:60]} is no folder")
-    if kind == "harbor" and not (folder / _SCRIPT).is_file():
-        raise BadRow(f"grader.tests {ascii(name)[:60]} has no {_SCRIPT}")
+        raise BadRow(f"grader.{key} {ascii(name)[:60]} is no folder")
+    if script is not None and not (folder / script).is_file():
+        raise BadRow(f"grader.{key} {ascii(name)[:60]} has no {script}")
     return str(folder)
 
 

@@ -102,6 +102,9 @@ def _reason(env: TaskSettings, parts: Parts, lack: str) -> str:
         good += 1
         levels[task.level or "none"] += 1
         tags.update(tags_of(task))
+    if good and env.only_checked_tasks and not any(isinstance(task, Task) for task in parts.checked):
+        counts = parts.checked.notes()[-1]
+        return f"env.only_checked_tasks: {counts}; run `orchestrator check-tasks {env.dataset}`"
     if good and env.levels and not set(env.levels) & set(levels):
         return f"env.levels: none of the {good} tasks has {_some(env.levels)}; their levels are {_some(levels)}"
     if good and env.tags and not set(env.tags) & set(tags):

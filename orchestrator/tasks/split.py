@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from orchestrator.errors import ConfigError
 from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import Source
+from orchestrator.tasks.checks import checks_file, only_checked
 from orchestrator.tasks.query import split_query
 from orchestrator.tasks.selection import held_out, select
 from orchestrator.types import BadTask, Task
@@ -27,11 +28,12 @@ _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
 
 
 class Parts(NamedTuple):
-    """`full`: all tasks of a split. `part`: those that are trained, or those that are held out. `selected`: of
-    these, what the filters leave."""
+    """`full`: all tasks of a split. `part`: those that are trained, or those that are held out. `checked`: of
+    these, those that passed their check, if only they are taken. `selected`: of these, what the filters leave."""
 
     full: Source
     part: Source
+    checked: Source
     selected: Source
 
 
@@ -79,8 +81,11 @@ def _parts(env: TaskSettings, dataset: str, split: str, *, evaluation: bool) -> 
     full = open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
     share = held_share(env)
     part = full if share is None else _part(full, share, evaluation=evaluation)
-    selected = select(part, levels=env.levels, tags=env.tags, shuffle_seed=env.shuffle_seed, count=env.max_tasks)
-    return Parts(full, part, selected)
+    checked = only_checked(part, checks_file(dataset)) if env.only_checked_tasks else part
+    selected = select(
+        checked, levels=env.levels, tags=env.tags, shuffle_seed=env.shuffle_seed, count=env.max_tasks
+    )
+    return Parts(full, part, checked, selected)
 
 
 def _part(source: Source, share: float, *, evaluation: bool) -> Source:

@@ -11,6 +11,7 @@ from orchestrator.types.grading import (
     Grader,
     GraderKind,
     Scope,
+    TaskCheck,
     TestOutcome,
     TestResult,
 )
@@ -106,6 +107,7 @@ __all__ = [
     "Split",
     "Step",
     "Task",
+    "TaskCheck",
     "TestOutcome",
     "TestResult",
     "TokenSource",

@@ -77,6 +77,39 @@ class Grader:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskCheck:
+    """What `check-tasks` found of a task. `content`: the digest of the task as it was then. `failures`: why nobody
+    should train on it; empty: it passed. `warnings`: what else its owner should know.
+
+    `no_op`, `solution`: the reward of each try; None: there was none, which was nobody's doing. `live`: that of
+    the solution where the tests ran beside what it left running; None: not tried. `panel`: by the cheating policy.
+    `delivered`: of delivered programs that write the reward when they are run; None: there were none.
+    """
+
+    content: str
+    failures: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    checked: Checked = Checked()
+    no_op: tuple[float | None, ...] = ()
+    solution: tuple[float | None, ...] = ()
+    live: float | None = None
+    panel: Mapping[str, float | None] = field(default_factory=dict)
+    delivered: float | None = None
+    runs_delivered: bool = False
+    duration_s: float = 0.0
+
+    @property
+    def floor(self) -> float:
+        """The most that doing nothing gets."""
+        return max((reward for reward in self.no_op if reward is not None), default=0.0)
+
+    @property
+    def winners(self) -> tuple[str, ...]:
+        """Policies of the panel that get more."""
+        return tuple(name for name, reward in self.panel.items() if reward is not None and reward > self.floor)
+
+
+@dataclass(frozen=True, slots=True)
 class TestResult:
     """One test of several, as a report of JUnit, CTRF or pytest names it."""
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import main
+from orchestrator.grading.measured import checks_answer
+from orchestrator.types import TaskCheck
 from tests.fakes.recorded_run import write_recorded_run
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -65,3 +67,11 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert answer["usable"] is True
     assert sum(answer["counts"].values()) == len(answer["findings"]) == errors.count("\n") - 1
     assert re.search(r"^\d+ ok, \d+ warnings?, 0 failures$", errors, re.M)
+
+
+def test_check_tasks() -> None:
+    good, odd = TaskCheck("c", panel={"a": 0.0}), "it has no grader"
+    answer = checks_answer("jsonl:t", {"good": good, "odd": odd}, None)
+    assert {*answer, *answer["tasks"][0], *answer["tasks"][1]} == documented("check-tasks")
+    assert [task["passed"] for task in answer["tasks"]] == [True, None]
+    assert json.loads(json.dumps(answer)) is not None

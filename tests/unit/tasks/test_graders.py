@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.tasks.checks import checks_file, checks_text, read_checks, with_checked
+from orchestrator.tasks.checks import checks_file, read_checks
 from orchestrator.tasks.rows import make_task
-from orchestrator.types import BadTask, Case, Checked, Grader, Task
+from orchestrator.types import BadTask, Case, Grader, Task
 
 CASE = {"stdin": "1\n", "expected": "2"}
 
@@ -103,36 +102,26 @@ def test_what_no_grader_can_be_made_of_is_a_bad_task_that_says_why(root: Path, g
     assert why in task.reason
 
 
-CHECKED = Checked(("/app",), ("/etc/profile",), "reward.txt", 1.5, "a" * 64)
-
-
-def test_what_is_known_of_a_solution_is_read_back_and_belongs_to_its_task(tmp_path: Path) -> None:
-    (file := tmp_path / "checks.json").write_text(checks_text({"t": CHECKED, "bare": Checked()}))
-    checks = read_checks(file)
-    assert checks == {"t": CHECKED, "bare": Checked()}
-    task = Task("t", "q", grader=Grader("harbor"))
-    assert with_checked(task, checks).grader == replace(Grader("harbor"), checked=CHECKED)
-    assert with_checked(replace(task, task_id="other"), checks).grader == Grader("harbor")
-    assert with_checked(replace(task, grader=None), checks).grader is None
-    assert read_checks(tmp_path / "none") == read_checks(None) == {}
-
-
 def test_the_file_lies_beside_the_tasks(tmp_path: Path) -> None:
     assert checks_file(f"jsonl:{tmp_path}/tasks.jsonl") == tmp_path / "tasks.jsonl.checks.json"
     assert checks_file(f"harbor:{tmp_path}") == tmp_path / "checks.json"
     assert checks_file("gaia") is None
 
 
+def known(checked: str) -> str:
+    return f'{{"schema": 2, "tasks": {{"t": {{"content": "c", "checked": {checked}}}}}}}'
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("{", "Expecting"),
-        ("[]", "its schema is not 1"),
-        ('{"schema": 2, "tasks": {}}', "its schema is not 1"),
-        ('{"schema": 1, "tasks": {"t": {"scope": 3}}}', "array"),
-        ('{"schema": 1, "tasks": {"t": {"scope": ["../etc"]}}}', "absolute path"),
-        ('{"schema": 1, "tasks": {"t": {"takeovers": ["/a/../.."]}}}', "absolute path"),
-        ('{"schema": 1, "tasks": {"t": {"layer": "/root"}}}', "no digest"),
+        ("[]", "its schema is not 2"),
+        ('{"schema": 1, "tasks": {}}', "its schema is not 2"),
+        (known('{"scope": 3}'), "array"),
+        (known('{"scope": ["../etc"]}'), "absolute path"),
+        (known('{"takeovers": ["/a/../.."]}'), "absolute path"),
+        (known('{"layer": "/root"}'), "no digest"),
         ("[" * 100_000, "recursion"),
     ],
 )

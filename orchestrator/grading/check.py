@@ -1,0 +1,307 @@
+"""Checks a task before anyone trains on it: its own solution must get 1 and an untouched sandbox 0, each time, and
+no cheating policy more than doing nothing does. All of them are graded as rollouts are.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from orchestrator.errors import RolloutError, SandboxLostError, ScorerError
+from orchestrator.grading.grade import (
+    LEFT_RUNNING,
+    MARGIN_S,
+    NOT_THE_TESTS,
+    SANDBOX_FAILED,
+    command_of,
+    end_of,
+    grade,
+    grading_spec,
+    log_of,
+    read_grade,
+)
+from orchestrator.grading.left_behind import LeftBehind
+from orchestrator.grading.panel import Output, delivered, policies
+from orchestrator.grading.scope import is_takeover, outermost
+from orchestrator.launch.base import Command, CommandEnd, CommandSandbox, Launcher
+from orchestrator.launch.names import WORKSPACE_DIR
+from orchestrator.rules.text import printable
+from orchestrator.rules.waits import first_error
+from orchestrator.types import Change, Checked, Difference, Grade, Grader, SandboxSpec, Task, TaskCheck
+
+SOLUTION = "/solution"
+_SOLVE = f"{SOLUTION}/solve.sh"
+_TRIES = 3
+_SANDBOX_TRIES = 2
+_POLICY_S = 60.0  # a script of the panel; it needs less than a second
+_MOST_OUTPUTS = 50  # of a solution, that the panel plants something in
+# The limit of grading a cheat: what hangs is to end. Above 3 times the solution's own, that is the policy's doing.
+_TIMES_SOLUTION, _LEAST_S = 5, 20.0
+_OURS = (f"{SOLUTION}/", "/tests/", "/logs/", "/planted")
+_BYTECODE = re.compile(r"/__pycache__/|\.pyc$")
+_SHOWN_CHARS = 300
+_NETWORK = re.compile(
+    r"could not resolve|temporary failure (?:in name resolution|resolving)|name or service not known"
+    r"|network is unreachable|dns error|bad address|failed to establish a new connection|no address associated",
+    re.IGNORECASE,
+)
+_LIVE = f'{_SOLVE} > /dev/null 2>&1 < /dev/null; cd "$1" && shift && exec "$@"'
+
+
+class TaskChecker:
+    """Of one task. `task`: its tests are laid into a layer. `score`: of a grade; raises ScorerError. `solution`,
+    `library`: layers with the task's solution and with what the panel preloads; None: there is none. `solve_s`:
+    the most that the solution may take."""
+
+    def __init__(
+        self,
+        task: Task,
+        content: str,
+        spec: SandboxSpec,
+        launcher: Launcher,
+        score: Callable[[Grade], float],
+        *,
+        solution: str | None,
+        library: str | None,
+        solve_s: float,
+    ) -> None:
+        assert task.grader is not None
+        self._task, self._grader, self._content = task, task.grader, content
+        self._spec, self._launcher, self._score = replace(spec, preload=()), launcher, score
+        self._solution, self._library, self._solve_s = solution, library, solve_s
+        self._checked = Checked()
+        self._differences: list[Difference] = []
+        self._last = ""  # why the last grade is not what it should be
+        self._solving = ""  # how the solution ended, if it failed
+        self._no_start = ""  # why a command could not be started
+
+    async def check(self) -> TaskCheck:
+        """Raises RolloutError where it is this machine that fails: nothing is known of the task then."""
+        began = time.monotonic()
+        found = await self._check()
+        return replace(found, checked=self._checked, duration_s=round(time.monotonic() - began, 1))
+
+    async def _check(self) -> TaskCheck:
+        found = TaskCheck(self._content)
+        if self._solution is None:
+            return replace(found, failures=("it has no solution/solve.sh: nobody knows whether it can be solved",))
+        grades: list[Grade] = []
+        solved: list[float | None] = []
+        for _ in range(_TRIES):
+            grades.append(await self._played(self._solve(self._solution), self._task, learns=True))
+            solved.append(self._reward(grades[-1]))
+            if solved[-1] != 1:
+                break
+        found = replace(found, solution=tuple(solved))
+        if solved[-1] != 1:
+            return await self._unsolved(found, grades[-1])
+        self._checked = replace(
+            self._checked, source=grades[-1].source, duration_s=max(one.duration_s for one in grades)
+        )
+        task = self._known(self._grader)
+        no_op = [await self._graded(task) for _ in range(_TRIES)]
+        found = replace(found, no_op=tuple(no_op))
+        if set(no_op) != {0.0}:
+            why = f": {self._last}" if None in no_op else ""
+            return replace(found, failures=(f"an untouched sandbox gets {_shown(no_op)}, and must get 0{why}",))
+        return await self._cheated(found, grades[-1])
+
+    # ------------------------------------------------------------ the solution
+
+    def _solve(self, solution: str) -> Command:
+        task, grader = self._task, self._grader
+        environment = {**task.environment, **grader.solution_environment}
+        place = task.cwd or WORKSPACE_DIR
+        return Command((_SOLVE,), self._solve_s, place, environment, programs=(_SOLVE,), layers=(solution,))
+
+    async def _unsolved(self, found: TaskCheck, graded: Grade) -> TaskCheck:
+        assert self._solution is not None
+        printed = f"{graded.stdout}\n{graded.stderr}"
+        why = [self._no_start or self._solving, self._last, _one_line(graded.stdout or graded.stderr)]
+        failure = f"its own solution gets {_shown(found.solution)}, and must get 1"
+        failure += "".join(f"; {one}" for one in why if one)
+        if lack := _NETWORK.search(f"{self._solving}\n{printed}"):
+            failure = f"it needs a network, to be solved or graded ({lack[0]}): {failure}"
+        live = await self._live(self._solution)
+        if live == 1:
+            failure = "it needs a service left running: its own solution gets 1 only where that still runs"
+        return replace(found, live=live, failures=(failure,))
+
+    async def _live(self, solution: str) -> float | None:
+        """The reward where the tests are run beside all that the solution left running, in its own sandbox."""
+        grader, command = self._grader, command_of(self._task, self._grader)
+        if grader.kind == "io" or grader.image is not None:
+            return None
+        both = replace(
+            command,
+            argv=("/bin/sh", "-c", _LIVE, "sh", command.cwd, *command.argv),
+            cwd=self._task.cwd or WORKSPACE_DIR,
+            environment={**command.environment, **grader.solution_environment},
+            programs=(*command.programs, _SOLVE),
+            layers=(*command.layers, solution),
+            timeout_s=command.timeout_s + self._solve_s,
+        )
+        async with self._launcher.run(grading_spec(self._spec, grader), both) as box:
+            end = await end_of(box, both.timeout_s + MARGIN_S)
+            return self._reward(await asyncio.to_thread(read_grade, box, grader, end))
+
+    def _learn(self, difference: Difference) -> None:
+        """The scope is that of all tries: names may be drawn anew in each."""
+        self._differences.append(difference)
+        scopes = [scope_of(one) for one in self._differences]
+        whole = None in scopes
+        takeovers = {path for one in self._differences for path in takeovers_of(one)}
+        scope = None if whole else outermost(path for paths in scopes for path in paths or ())
+        self._checked = replace(self._checked, scope=scope, takeovers=tuple(sorted(takeovers)))
+
+    # ------------------------------------------------------------ the panel
+
+    async def _cheated(self, found: TaskCheck, solved: Grade) -> TaskCheck:
+        outputs = _outputs(self._differences[-1])
+        scripts = policies(outputs, self._task.cwd or WORKSPACE_DIR, library=self._library is not None)
+        usual_s = self._checked.duration_s or 0.0
+        limit_s = min(self._grader.timeout_s, max(_LEAST_S, _TIMES_SOLUTION * usual_s))
+        task = self._known(replace(self._grader, timeout_s=limit_s))
+        rewards = await self._rewards(scripts, task)
+        if self._no_start:
+            return replace(found, failures=(f"the panel could not be tried: {self._no_start}",))
+        found = replace(found, panel=rewards)
+        if script := delivered(outputs):
+            graded = await self._played(self._script(script), task)
+            reward = self._reward(graded)
+            runs = (reward or 0) > found.floor or _has_run(graded, solved)
+            found = replace(found, delivered=reward, runs_delivered=runs)
+        failures = tuple(f"{name} gets {found.panel[name]:g}, and must get 0" for name in found.winners)
+        failures += tuple(f"{name} breaks its grading" for name, reward in rewards.items() if reward is None)
+        warnings = [] if self._library is not None else ["no library was preloaded: there is no C compiler here"]
+        if found.runs_delivered:
+            gets = (
+                "writes its own reward" if (found.delivered or 0) > found.floor else "could write its own reward"
+            )
+            warnings.append(f"delivered code runs beside the tests and {gets}")
+        if self._checked.scope is None and self._grader.declared is None:
+            warnings.append("its solution changes too much for a scope of its own: the whole state is graded")
+        return replace(found, failures=failures, warnings=tuple(warnings))
+
+    async def _rewards(self, scripts: Mapping[str, str], task: Task) -> dict[str, float | None]:
+        """At a time, as far as there is room for sandboxes. Raises RolloutError."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                plays = {
+                    name: group.create_task(self._played(self._script(script), task), name=name)
+                    for name, script in scripts.items()
+                }
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
+        return {name: self._reward(play.result()) for name, play in plays.items()}
+
+    def _script(self, script: str) -> Command:
+        layers = () if self._library is None else (self._library,)
+        argv = ("/bin/sh", "-c", script)
+        return Command(
+            argv, _POLICY_S, self._task.cwd or WORKSPACE_DIR, dict(self._task.environment), layers=layers
+        )
+
+    # ------------------------------------------------------------ one try
+
+    def _known(self, grader: Grader) -> Task:
+        return replace(self._task, grader=replace(grader, checked=self._checked))
+
+    async def _played(self, command: Command, task: Task, *, learns: bool = False) -> Grade:
+        """The grade of what the command leaves in a sandbox. Raises RolloutError."""
+        for tries_left in reversed(range(_SANDBOX_TRIES)):
+            try:
+                async with self._launcher.run(self._spec, command) as box:
+                    end = await end_of(box, command.timeout_s + MARGIN_S)
+                    if end.error:
+                        self._no_start = f"{command.argv[0]} cannot be run: {end.error}"
+                    if learns:
+                        self._learn(await box.changes() or Difference())
+                        task = self._known(self._grader)
+                        self._solving = await asyncio.to_thread(_words, box, end)
+                    return await grade(task, self._spec, self._launcher, box)
+            except RolloutError:
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _graded(self, task: Task) -> float | None:
+        return self._reward(await grade(task, self._spec, self._launcher, None))
+
+    def _reward(self, graded: Grade) -> float | None:
+        """None: there is none. Raises SandboxLostError where that is this machine's doing."""
+        if graded.fault.startswith(SANDBOX_FAILED):
+            raise SandboxLostError(graded.fault)
+        try:
+            return self._score(graded)
+        except ScorerError as error:
+            self._last = self._last or str(error)
+            return None
+
+
+def scope_of(difference: Difference) -> tuple[str, ...] | None:
+    """The folders in which a solution leaves its work: of each file the nearest that the image has, or, in `/`,
+    the file or folder itself. None: it is not known, as there is too much."""
+    if difference.count > len(difference.changes):
+        return None
+    new = {change.path for change in difference.changes if change.kind == "added" and change.path.endswith("/")}
+    found = set()
+    for change in _own(difference):
+        path = change.path.rstrip("/")
+        folder = path.rpartition("/")[0]
+        while folder and f"{folder}/" in new:
+            path, folder = folder, folder.rpartition("/")[0]
+        found.add(folder or path)
+    return outermost(found)
+
+
+def takeovers_of(difference: Difference) -> tuple[str, ...]:
+    """What a solution changes although it could take the tests over, and the folders on the way there."""
+    paths = set()
+    for change in _own(difference):
+        parts = change.path.strip("/").split("/")
+        ways = ["/" + "/".join(parts[:depth]) + "/" for depth in range(1, len(parts))]
+        paths |= {way for way in (*ways, change.path) if is_takeover(way)} if is_takeover(change.path) else set()
+    return tuple(sorted(paths))
+
+
+def _own(difference: Difference) -> list[Change]:
+    """Without what any command leaves: of folders that were there only the mode can have changed, and Python's
+    bytecode would take over the next Python that is run."""
+    return [
+        change
+        for change in difference.changes
+        if not change.path.startswith(_OURS)
+        and not (change.kind == "changed" and change.path.endswith("/"))
+        and not _BYTECODE.search(change.path)
+    ]
+
+
+def _outputs(difference: Difference) -> list[Output]:
+    files = [one for one in _own(difference) if one.kind != "removed" and not one.path.endswith("/")]
+    return [Output(one.path, bool(one.mode & 0o111)) for one in files[:_MOST_OUTPUTS]]
+
+
+def _words(box: CommandSandbox, end: CommandEnd) -> str:
+    """How a solution ended, and the last that it printed; empty: well. Blocks. Raises SandboxLostError."""
+    if end.status == 0:
+        return ""
+    with box.written() as top, LeftBehind(top) as left:
+        printed = log_of(left, "test-stderr.txt") or log_of(left, "test-stdout.txt")
+    how = "did not end in its time" if end.status is None else f"ended with {end.status}"
+    return f"solve.sh {how}{printed and f': {_one_line(printed)}'}"
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))[-_SHOWN_CHARS:]
+
+
+def _has_run(graded: Grade, solved: Grade) -> bool:
+    """Whether there are traces of delivered programs that stay and write rewards."""
+    more = set(graded.flags) - set(solved.flags)
+    return any(LEFT_RUNNING in flag or NOT_THE_TESTS in flag for flag in more)
+
+
+def _shown(rewards: Sequence[float | None]) -> str:
+    return ", ".join(dict.fromkeys("no reward" if one is None else f"{one:g}" for one in rewards))

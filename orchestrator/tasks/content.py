@@ -1,0 +1,63 @@
+"""A digest of all that decides how a task is graded: its row, and the files that its sandboxes are made of."""
+
+import hashlib
+import json
+import os
+import stat
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.types import Task
+
+_PIECE_BYTES = 1 << 20
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def content_of(task: Task) -> str:
+    """The same wherever the files lie. Blocks. Raises OSError."""
+    grader = task.grader
+    assert grader is not None, "a task without a grader is not checked"
+    folders = [_folder_of(task.dockerfile), task.workspace, grader.tests, grader.solution]
+    folders += [_folder_of(grader.dockerfile)]
+    bare = replace(grader, tests=None, solution=None, dockerfile=None, checked=None)
+    row = asdict(replace(task, dockerfile=None, workspace=None, grader=bare, attachments=(), source="", notes=()))
+    files = [(one.name, one.size_bytes) for one in task.attachments]
+    digest = hashlib.sha256(json.dumps([row, files], sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
+    for folder in folders:
+        digest.update(b"\0folder\0" if folder is not None else b"\0none\0")
+        if folder is not None:
+            _feed(Path(folder), digest)
+    return digest.hexdigest()
+
+
+def _folder_of(dockerfile: str | None) -> str | None:
+    return None if dockerfile is None else os.path.dirname(dockerfile)
+
+
+def _feed(source: Path, digest: Any) -> None:
+    """Names, modes, links and content. No link is followed."""
+    if not source.is_dir():
+        _feed_file(os.open(source, _FILE), digest)
+        return
+    for way, folders, names, at in os.fwalk(source, follow_symlinks=False, onerror=_raise):
+        folders.sort()
+        for name in sorted((*folders, *names)):
+            status = os.stat(name, dir_fd=at, follow_symlinks=False)
+            place = os.path.relpath(os.path.join(way, name), source)
+            digest.update(b"\0%b\0%o\0" % (os.fsencode(place), status.st_mode & 0o170111))
+            if stat.S_ISLNK(status.st_mode):
+                digest.update(os.fsencode(os.readlink(name, dir_fd=at)))
+            elif stat.S_ISREG(status.st_mode):
+                _feed_file(os.open(name, _FILE, dir_fd=at), digest)
+
+
+def _feed_file(opened: int, digest: Any) -> None:
+    with open(opened, "rb") as file:
+        digest.update(b"%d\0" % os.fstat(opened).st_size)
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+
+
+def _raise(error: OSError) -> None:
+    raise error

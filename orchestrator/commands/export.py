@@ -1,4 +1,4 @@
-"""`orchestrator export RUN_DIR --format NAME`: rollouts of a run's record as a folder that trainers read."""
+"""`orchestrator export RUN_DIR --format NAME`: rollouts of a record as a folder for trainers, or for Harbor."""
 
 import asyncio
 import hashlib
@@ -17,11 +17,13 @@ from orchestrator.errors import ConfigError, os_error_as
 from orchestrator.exporting.choice import Choice, Chooser, Pair
 from orchestrator.exporting.folder import CARD_FILE, PROVENANCE_FILE, card, open_rows
 from orchestrator.exporting.formats import FORMATS, Format, line
+from orchestrator.exporting.harbor import HARBOR, HarborJob
 from orchestrator.exporting.record import LeftOut, Survey
 from orchestrator.rules.text import printable
 from orchestrator.run.files import ROLLOUTS_FILE, RUN_FILE, is_going_on, read_recorded, saved_env, saved_tokenizer
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.lines import write_whole
+from orchestrator.run.line import read_attempt
+from orchestrator.run.lines import text_at, write_whole
 from orchestrator.run.new_folder import demand_free, new_folder
 from orchestrator.run.rows import Row
 from orchestrator.settings.config import Config
@@ -45,46 +47,58 @@ def run(
 ) -> int:
     """0: the folder is written and every line was read; 1: not so, without a single row nothing is written; 128 +
     n after a signal. Raises ConfigError, OutputError."""
-    form = FORMATS[format]
-    if margin is not None and not form.pairs:
-        raise ConfigError(f"--margin: only dpo makes pairs; {format} takes --threshold and --best")
-    choice = Choice(best or form.best, threshold, margin, max_tokens, form.exact)
+    if format == HARBOR:
+        chosen = {"best": best, "threshold": threshold, "margin": margin, "max-tokens": max_tokens}
+        if named := next((name for name, value in chosen.items() if value is not None), None):
+            raise ConfigError(f"--{named}: harbor has all attempts of the run; leave it out")
+        form, choice = None, Choice(exact=False)
+    else:
+        form = FORMATS[format]
+        if margin is not None and not form.pairs:
+            raise ConfigError(f"--margin: only dpo makes pairs; {format} takes --threshold and --best")
+        choice = Choice(best or form.best, threshold, margin, max_tokens, form.exact)
     path = output or run_dir / f"export-{format}"
     try:
-        work = _exported(config, run_dir, format, choice, path)
+        work = _exported(config, run_dir, format, form, choice, path)
         return asyncio.run(stoppable(work, drain=lambda: None, drain_timeout_s=0))
     except Stopped as stopped:
         print(f"stopped by {stopped}; nothing was written", flush=True)
         return stopped.exit_code
 
 
-async def _exported(config: Config, run_dir: Path, format: str, choice: Choice, path: Path) -> int:
+async def _exported(
+    config: Config, run_dir: Path, format: str, form: Format | None, choice: Choice, path: Path
+) -> int:
+    """`form`: None: Harbor's job folder, which has trials and no rows."""
     described, record = read_recorded(run_dir, "RUN_DIR")
-    form = FORMATS[format]
     demand_free(path, ASKED)
     growing, notes = is_going_on(run_dir), []
     if growing:
         notes.append(f"{run_dir.name} is still running; its finished rollouts were exported")
-    tokenizer = await asyncio.to_thread(_tokenizer, config, described, notes)
+    tokenizer = await asyncio.to_thread(_tokenizer, config, described, notes) if form else None
     with os_error_as(ConfigError, f"cannot read {record}"):
         survey = await asyncio.to_thread(Survey.of, record, growing=growing)
     try:
-        policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
-        trained = GroupFormat.of(config.env, tokenizer, include_messages=config.env.include_messages)
-        chooser = Chooser(record, survey, policy, config.env.group_size, trained, choice)
         with new_folder(path, ASKED) as folder:
-            rows = await _write(form, chooser, folder)
+            if form is None:
+                count = await _write_trials(folder / _name(run_dir), record, survey, described)
+            else:
+                policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
+                trained = GroupFormat.of(config.env, tokenizer, include_messages=config.env.include_messages)
+                chooser = Chooser(record, survey, policy, config.env.group_size, trained, choice)
+                count = await _write(form, chooser, folder)
             for note in notes:
                 print(printable(f"note: {note}"), flush=True)
-            if not rows:
-                _print(form, rows, survey, "nowhere: there is nothing to write")
+            if not count:
+                _print(form, count, survey, "nowhere: there is nothing to write")
                 raise _Nothing
-            facts = _provenance(format, rows, survey, choice, config, described, run_dir, notes)
+            facts = _provenance(format, count, survey, choice, config, described, run_dir, notes)
             write_whole(folder / PROVENANCE_FILE, facts, indent=True)
-            (folder / CARD_FILE).write_bytes(card(format, form, facts))
+            if form is not None:
+                (folder / CARD_FILE).write_bytes(card(format, form, facts))
     except _Nothing:
         return EXIT_INCOMPLETE
-    _print(form, rows, survey, str(path))
+    _print(form, count, survey, str(path))
     return EXIT_INCOMPLETE if survey.left_out[LeftOut.UNREADABLE] else 0
 
 
@@ -101,6 +115,25 @@ async def _write(form: Format, chooser: Chooser, folder: Path) -> int:
             await asyncio.to_thread(file.write, [line(form.columns, entry) for entry in group])
             count += len(group)
     return count
+
+
+async def _write_trials(folder: Path, record: Path, survey: Survey, described: Mapping[str, Any]) -> int:
+    """Writes every attempt, in the order of the record, as a trial of the job `folder`. Gives their number."""
+    del survey.left_out[LeftOut.NO_SCORE]  # they are there, as failures
+    models = _models(described)
+    job = HarborJob(folder, str(described.get("version")), models[0] if len(models) == 1 else None)
+
+    def write(offset: int) -> None:
+        try:
+            job.write(read_attempt(text_at(record, offset)))
+        except ValueError as error:
+            survey.refuse(f"{record}, byte {offset}", str(error))
+
+    for offset in survey.offsets():
+        await asyncio.to_thread(write, offset)
+    if job.trials:
+        await asyncio.to_thread(job.close)
+    return job.trials
 
 
 def _tokenizer(config: Config, described: Mapping[str, Any], notes: list[str]) -> Tokenizer | None:
@@ -142,7 +175,7 @@ def _provenance(
         "settings": {name: now[name] for name, row in RolloutSettings.rows().items() if "export" in row.from_run},
         "rows": rows,
         "run": {
-            "name": run_dir.resolve().name,
+            "name": _name(run_dir),
             "version": described.get("version"),
             "models": _models(described),
             "tokenizer": _tokenizer_name(described),
@@ -157,6 +190,10 @@ def _provenance(
         "left_out": {str(reason): count for reason, count in survey.left_out.items() if count},
         "notes": notes,
     }
+
+
+def _name(run_dir: Path) -> str:
+    return run_dir.resolve().name
 
 
 def _models(described: Mapping[str, Any]) -> list[Any]:
@@ -176,10 +213,10 @@ def _handed_on(name: object) -> str:
     return path.name if path.is_absolute() or str(name).startswith("~") else str(name)
 
 
-def _print(form: Format, rows: int, survey: Survey, where: str) -> None:
+def _print(form: Format | None, rows: int, survey: Survey, where: str) -> None:
     for place, reason in survey.unreadable:
         print(printable(f"left out: {place}: {reason}"), flush=True)
-    what = "pairs" if form.pairs else "rows"
+    what = "trials" if form is None else "pairs" if form.pairs else "rows"
     table: list[tuple[str, object]] = [(what, f"{rows} from {survey.lines} lines, {len(survey.groups)} groups")]
     table += [("left out", f"{count} {reason}") for reason, count in survey.left_out.most_common() if count]
     print_rows([*table, ("folder", where)], sys.stdout)

@@ -185,9 +185,10 @@ COMMANDS = (
         options=(
             _option(
                 "format",
-                Choice(("sft", "dpo", "trl", "hf", "messages")),
+                Choice(("sft", "dpo", "trl", "hf", "messages", "harbor")),
                 "sft: ids with labels; dpo: pairs; trl: ids with masks, log-probs and scores; hf: these and the "
-                "messages, as parquet for the hub; messages: conversations",
+                "messages, as parquet for the hub; messages: conversations; harbor: every attempt, for Harbor's "
+                "viewer",
                 default="hf",
             ),
             _option("output", File(), "the folder to write", unset="RUN_DIR/export-FORMAT"),

@@ -19,10 +19,10 @@ from typing import Literal
 
 from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint, Refusal
 from orchestrator.completion.chat import ChatCompleter, trial
-from orchestrator.completion.connect_ids import IdProbe
 from orchestrator.completion.http import HttpClient, Unreadable
 from orchestrator.completion.ids import Dialect, IdCompleter
 from orchestrator.completion.llamacpp import LlamaCppDialect
+from orchestrator.completion.probe_ids import IdProbe
 from orchestrator.completion.retry import NONSENSE, Retryable
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.startup import NO_PATIENCE, Patience, Startup

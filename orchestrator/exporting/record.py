@@ -50,7 +50,8 @@ class Scored:
 @dataclass(slots=True)
 class Survey:
     """`groups`: scored attempts by group and place, in the order they were made. `sizes`: how many rollouts groups
-    were to have, as far as the record says it. `sha256`: of all that was read.
+    were to have, as far as the record says it. `unscored`: where the lines of attempts without a score begin.
+    `sha256`: of all that was read.
 
     `unreadable`: the first lines that are no attempt and no bad task, or whose ids do not fit, and why.
     """
@@ -60,6 +61,7 @@ class Survey:
     sha256: str = ""
     groups: dict[int, dict[int, list[Scored]]] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    unscored: list[int] = field(default_factory=list)
     left_out: Counter[LeftOut] = field(default_factory=Counter)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
@@ -83,6 +85,7 @@ class Survey:
                 survey.left_out[LeftOut.BAD_TASK] += 1
             elif line_counts.score is None:
                 survey.left_out[LeftOut.NO_SCORE] += 1
+                survey.unscored.append(line.offset)
             else:
                 places = survey.groups.setdefault(line_counts.group, {})
                 places.setdefault(line_counts.index, []).append(Scored(line_counts.score.value, line.offset))
@@ -91,6 +94,11 @@ class Survey:
             ids.add(line_counts.rollout_id)
         survey.sha256 = digest.hexdigest()
         return survey
+
+    def offsets(self) -> list[int]:
+        """Where the lines of all attempts begin, with and without a score."""
+        scored = (one.offset for places in self.groups.values() for draws in places.values() for one in draws)
+        return sorted([*scored, *self.unscored])
 
     def refuse(self, place: str, reason: str) -> None:
         """Counts a line that cannot be read."""

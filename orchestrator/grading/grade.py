@@ -48,7 +48,7 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
     for tries_left in reversed(range(_TRIES)):
         try:
             if state is not None:
-                await state.kill()
+                await _killed(state)
             async with AsyncExitStack() as stack:
                 states = await _collected(task, grader, spec, launcher, state, stack)
                 return await _graded(task, grader, scope, grading_spec(spec, grader), launcher, states)
@@ -57,6 +57,15 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
                 return Grade(fault=f"{SANDBOX_FAILED}: {error}", scope=scope.scope, kept=scope.paths)
             log.warning("task %s is graded again: %s", task.task_id, error)
     raise AssertionError("the last try returns")
+
+
+async def _killed(state: StatefulSandbox) -> None:
+    """Raises SandboxLostError."""
+    try:
+        async with asyncio.timeout(_MARGIN_S):
+            await state.kill()
+    except TimeoutError:
+        raise SandboxLostError(f"the agent's sandbox did not end in {_MARGIN_S:g} s") from None
 
 
 async def _collected(
@@ -152,6 +161,13 @@ def command_of(task: Task, grader: Grader) -> Command:
 
 def read_grade(box: CommandSandbox, grader: Grader, end: CommandEnd) -> Grade:
     """What the sandbox left. Blocks. Raises SandboxLostError."""
+    try:
+        return _read(box, grader, end)
+    except OSError as error:
+        raise SandboxLostError(f"what a grader left cannot be read: {error.strerror}") from error
+
+
+def _read(box: CommandSandbox, grader: Grader, end: CommandEnd) -> Grade:
     with box.written() as top, LeftBehind(top) as left:
         stdout, stderr = (log_of(left, f"test-{name}.txt") for name in ("stdout", "stderr"))
         flags = [f"{end.left} {LEFT_RUNNING}"] if end.left else []

@@ -95,8 +95,23 @@ async def test_one_line_of_sampled_ids(home: Path, says: list[str], more: dict[s
     await verified(home)
     page = (home / "run" / "groups.html").read_text()
     assert "4 total" in page
-    exported = await run(str(home / "run"), "--format", "messages", directory=home, command="export")
-    assert exported.code == 0, exported.stderr
+    for name in ("messages", "harbor"):
+        exported = await run(str(home / "run"), "--format", name, directory=home, command="export")
+        assert exported.code == 0, exported.stderr
+    for mask, messages, facts in members(home):
+        trial = home / "run" / "export-harbor" / "run" / facts["rollout_id"]
+        (score,) = (
+            line["score"] for line in lines(home / "run" / "rollouts.jsonl") if line["rollout_id"] == trial.name
+        )
+        assert json.loads((trial / "verifier" / "reward.json").read_text()) == {"reward": score}
+        steps = json.loads((trial / "agent" / "trajectory.json").read_text())["steps"]
+        served = [step["metrics"] for step in steps if step["source"] == "agent"]
+        assert [i for one in served for i in one["completion_token_ids"]] == [i for i in mask if i != -100]
+        assert len(served[-1]["prompt_token_ids"] + served[-1]["completion_token_ids"]) == len(mask)
+        assert [step["message"] for step in steps[:2]] == [message["content"] for message in messages[:2]]
+        assert [len(step.get("tool_calls", ())) for step in steps[2:]] == (
+            [2, 0, 1, 0] if format == "hermes" else [0] * 4
+        )
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from orchestrator.cli import main
 from orchestrator.commands import table
 from orchestrator.exporting.folder import ParquetRows
 from orchestrator.exporting.formats import FORMATS, IDS, TALK
+from orchestrator.exporting.harbor import HARBOR
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import read_attempt
 from orchestrator.run.lines import dumps
@@ -69,7 +70,7 @@ def test_the_formats_of_the_command_line_are_all_there_are() -> None:
     (command,) = (command for command in table.COMMANDS if command.name == "export")
     (kind,) = (row.kind for row in command.options if row.name == "format")
     assert isinstance(kind, Choice)
-    assert set(kind.words) == set(FORMATS)
+    assert set(kind.words) == {*FORMATS, HARBOR}
 
 
 def test_sft_has_the_best_rollout_of_each_group_with_the_ids_that_were_sampled(

@@ -391,7 +391,7 @@ async def test_a_server_that_answers_without_ids_is_asked_for_text_and_the_reaso
 async def test_no_more_probes_than_may_sample_are_sent_to_a_server_that_drops_them(
     kind: str, tokenizer: HubTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.completion.connect_ids.PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("orchestrator.completion.probe_ids.PROBE_TIMEOUT_S", 0.05)
     clock = WaitingClock()
     async with server(loading=always_fails(kind, "/v1/completions")) as there:
         with pytest.raises(EnvironmentUnusable, match="no whole answer to 3 probes"):

@@ -178,7 +178,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         hardening = harden(spec, sandbox.uids, folder / "request", allow_localhost_tcp=self._allow_localhost_tcp)
         more = root_request(spec, image, hardening, sandbox.uids, self._users, command.layers, state)
         where = await asyncio.to_thread(home, user[0], [*map(Path, spec.layers), image.root])
-        environment = {**contents.for_programs, **command.environment, "HOME": where, "PWD": command.cwd}
+        environment = {"HOME": where, **contents.for_programs, **command.environment, "PWD": command.cwd}
         config = self._config(sandbox.name, folder / MERGED, contents, hardening)
         config["process"]["args"] = command_arguments(command, hardening, sandbox.uids, user)
         try:

@@ -62,10 +62,10 @@ async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: Statef
 async def _killed(state: StatefulSandbox) -> None:
     """Raises SandboxLostError."""
     try:
-        async with asyncio.timeout(_MARGIN_S):
+        async with asyncio.timeout(MARGIN_S):
             await state.kill()
     except TimeoutError:
-        raise SandboxLostError(f"the agent's sandbox did not end in {_MARGIN_S:g} s") from None
+        raise SandboxLostError(f"the agent's sandbox did not end in {MARGIN_S:g} s") from None
 
 
 async def _collected(

@@ -18,7 +18,7 @@ from docker.errors import NotFound
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.contents import ENVIRONMENT
-from orchestrator.launch.docker import launcher as docker_launcher
+from orchestrator.launch.docker import request as docker_request
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.request import image_volumes
@@ -88,7 +88,7 @@ async def test_launch_refuses_a_container_that_is_not_confined_and_removes_it(
             look = f"import os, json\nprint(json.dumps([os.listdir('/data'), {flags} & os.ST_RDONLY]))"
             assert await answer_of(engine, launcher, image, look) == [["of-the-image"], os.ST_RDONLY]
         # As it would be if the Engine made the volume by itself.
-        monkeypatch.setattr(docker_launcher, "image_volumes", lambda *_: {})
+        monkeypatch.setattr(docker_request, "image_volumes", lambda *_: {})
         async with launcher_for(run) as launcher:
             with pytest.raises(EnvironmentUnusable, match=r"mounts is .*volume"):
                 async with probed(launcher, image, FOREVER):

@@ -39,7 +39,8 @@ async def test_it_is_refused_by_name_before_anything_is_made(podman: str, tmp_pa
     assert "--env.launcher oci" in ended.stdout
     assert not ended.traceback
     flags = ["--env.dataset", "reasoning_gym:chain_sum?size=2", "--openai.base_url", "http://127.0.0.1:1/v1"]
-    refused = await run(*flags, "--openai.model_name", "m", directory=tmp_path, environ=environ)
+    flags += ["--openai.model_name", "m", "--env.tokenizer_name", "none"]  # else its absence may be told first
+    refused = await run(*flags, directory=tmp_path, environ=environ)
     assert refused.code == 3
     assert "leads to Podman" in refused.stderr
     assert not (tmp_path / "runs").exists()

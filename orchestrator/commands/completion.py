@@ -17,7 +17,9 @@ _orchestrator() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
   # Bash takes `--flag=value` for three words.
   if [[ $word == "=" ]]; then word=""; elif [[ $before == "=" ]]; then before="${{COMP_WORDS[COMP_CWORD-2]}}"; fi
-  case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
+  local place="$COMP_CWORD"
+  if [[ $word == -* ]]; then place="flag"; fi
+  case "$place:${{COMP_WORDS[1]}}" in
     1:*) words={commands} ;;
 {seconds}
     *)

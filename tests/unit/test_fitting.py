@@ -15,7 +15,8 @@ from orchestrator.engine.task_needs import why_unfit
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.observer import Observer
 from orchestrator.settings.sources import load_config
-from orchestrator.types import BadTask, Checked, Grader, Task
+from orchestrator.tasks.content import content_of
+from orchestrator.types import BadTask, Checked, Grader, Task, TaskCheck
 
 DOCKER, OCI, PROCESS = (("--env.launcher", name) for name in ("docker", "oci", "process"))
 GRADER = Grader("command", command=("true",))
@@ -82,20 +83,22 @@ def test_a_task_without_a_grader_is_none_where_graders_score(tmp_path: Path) -> 
     config = load_config([*OCI, "--env.scoring_strategy", "grader"], environ={})
     shared = Shared(config, logging.info)
     shared.workspaces = Workspaces(tmp_path / "store")
-    shared.checks = {"t": Checked(source="exit")}
     maker = GroupMaker(config, Observer(), shared, "train")
     bad = maker.fitting(Task("t", "?"))
     assert isinstance(bad, BadTask)
     assert bad.reason.startswith("it has no grader")
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks/test.sh").touch()
-    task = maker.fitting(Task("t", "?", grader=replace(GRADER, tests=str(tmp_path / "checks"))))
+    drawn = Task("t", "?", grader=replace(GRADER, tests=str(tmp_path / "checks")))
+    shared.checks = {"t": TaskCheck(content_of(drawn), checked=Checked(source="exit"))}
+    task = maker.fitting(drawn)
     assert isinstance(task, Task)
     assert task.grader is not None
     assert task.grader.checked == Checked(source="exit")
     assert Path(task.grader.tests or "", "tests/test.sh").stat().st_mode & 0o777 == 0o644
-    shared.checks = {"t": Checked(layer="a" * 64)}
-    gone = maker.fitting(Task("t", "?", grader=GRADER))
+    drawn = Task("t", "?", grader=GRADER)
+    shared.checks = {"t": TaskCheck(content_of(drawn), checked=Checked(layer="a" * 64))}
+    gone = maker.fitting(drawn)
     assert isinstance(gone, BadTask)
     assert gone.reason.endswith("is gone: run check-tasks again")
 

@@ -37,7 +37,8 @@ def engine_runtime(image: str) -> str:
             folder = find_runtime(ImageStore()) or extract_runtime(engine, _own_image(engine))
             return str(folder.path) if _sees(engine, image, folder.path) else _filled_volume(engine, folder.digest)
     except APIError as error:
-        raise EnvironmentUnusable(f"Docker refused: {why_refused(error.explanation or error)}") from None
+        reason = why_refused(error.explanation or error)
+        raise EnvironmentUnusable(reason if reason.startswith("Docker") else f"Docker refused: {reason}") from None
     except (DockerException, requests.RequestException) as error:
         raise EnvironmentUnusable(why_unreachable(error)) from None
 

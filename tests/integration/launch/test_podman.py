@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.runs import place, run, until
+from tests.fakes import oci_images
+from tests.fakes.inference import ScriptedServer
+from tests.fakes.runs import answers, flags, outcomes, place, run, until, write_tasks
+
+_WHY_NOT = oci_images.why_not()
 
 pytestmark = [
     pytest.mark.long,
@@ -38,9 +42,26 @@ async def test_it_is_refused_by_name_before_anything_is_made(podman: str, tmp_pa
     assert "leads to Podman" in ended.stdout
     assert "--env.launcher oci" in ended.stdout
     assert not ended.traceback
-    flags = ["--env.dataset", "reasoning_gym:chain_sum?size=2", "--openai.base_url", "http://127.0.0.1:1/v1"]
-    flags += ["--openai.model_name", "m", "--env.tokenizer_name", "none"]  # else its absence may be told first
-    refused = await run(*flags, directory=tmp_path, environ=environ)
+    write_tasks(tmp_path / "tasks.jsonl", 1)
+    given = flags(tmp_path, "http://127.0.0.1:1/v1", launcher="docker")
+    refused = await run(*given, directory=tmp_path, environ=environ)
     assert refused.code == 3
     assert "leads to Podman" in refused.stderr
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
+async def test_auto_makes_sandboxes_without_it_and_says_so(podman: str) -> None:
+    socket = Path(podman.removeprefix("unix://"))
+    await until(socket.exists, "Podman listens")
+    oci_images.stored_image()
+    with place() as home:
+        write_tasks(home / "tasks.jsonl", 2)
+        async with ScriptedServer("vllm", answers(2)) as server:
+            given = flags(home, server.base_url, launcher="auto")
+            ended = await run(*given, directory=home, environ={"DOCKER_HOST": podman})
+        assert ended.code == 0, ended.stderr
+        assert "sandboxes are made by runc itself, as DOCKER_HOST leads to Podman" in " ".join(
+            ended.stderr.split()
+        )
+        assert outcomes(home / "run") == {"finished": 4}

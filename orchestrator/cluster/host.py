@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster.image import has_engine, image_id, load_image
+from orchestrator.cluster.layers import layers_of, with_layers_in
 from orchestrator.cluster.order import (
     Broken,
     Delivery,
@@ -48,6 +49,7 @@ from orchestrator.host.open import open_local
 from orchestrator.host.setup import HostSetup
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.docker.request import used_of_image
+from orchestrator.launch.workspaces import Workspaces
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.outcome import failed
 from orchestrator.rules.policy import Policy, Served
@@ -71,6 +73,7 @@ class HostActor:
         self._replayed = Replayed(0, 0, 0)
         self._policy = Policy()
         self._shelf: Shelf
+        self._workspaces = Workspaces()
 
     # ------------------------------------------------------------ opening
 
@@ -110,6 +113,7 @@ class HostActor:
             demand_same(await asyncio.to_thread(software), opening.software)
             async with AsyncExitStack() as stack:
                 stack.callback(self._leave)
+                stack.callback(self._workspaces.close)
                 setup = HostSetup(
                     opening.config,
                     notes,
@@ -188,21 +192,39 @@ class HostActor:
         """Takes the next piece of a file that a task brings."""
         return await _broken(asyncio.to_thread(lambda: self._shelf.add(digest, piece, begins=begins, ends=ends)))
 
+    async def add_layer(self, name: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
+        """Takes the next piece of a layer, as a tar; after the last one, the node has it."""
+        return await _broken(asyncio.to_thread(self._add_layer, name, piece, begins, ends))
+
+    def _add_layer(self, name: str, piece: bytes, begins: bool, ends: bool) -> None:
+        path = self._place() / f"{name}.tar"
+        grow(path, piece, begins=begins)
+        if ends:
+            try:
+                self._workspaces.take(name, path)
+            finally:
+                path.unlink(missing_ok=True)
+
     async def carry_out(self, order: Order) -> Delivery:
         """One attempt, under this node's budget of sandboxes. A cancel removes the sandbox."""
-        if missing := self._shelf.missing(order.parcels):
+        names = [Path(layer).name for layer in layers_of(order.plan)]
+        try:
+            lacking = await asyncio.to_thread(self._workspaces.missing, names) if names else ()
+        except EnvironmentUnusable as error:
+            return Delivery(broken=Broken.of(error))
+        if missing := (*self._shelf.missing(order.parcels), *lacking):
             return Delivery(missing=missing)
         local, self._demand = self.local, order.demand
-        plan, rule = order.plan, None
+        plan, rule = with_layers_in(order.plan, self._workspaces.layers), None
         if order.output is not None:
             rule = OutputRule(self._folder / "output", *order.output)
         try:
             with self._shelf.used(plan.task.attachments, order.parcels) as attachments:
                 plan = replace(plan, task=replace(plan.task, attachments=attachments))
-                async with local.slot(local.turn(), plan.sandbox):
+                async with local.slot(local.turn(), plan.sandbox) as room:
                     if away := local.away_now:  # meanwhile: another node may work
                         return Delivery(broken=Broken("SandboxLostError", f"{away} is away"), away=away)
-                    attempt = await local.carry_out(plan, Provision(rule, order.tools))
+                    attempt = await room.carry_out(plan, Provision(rule, order.tools))
         except RolloutError as error:
             return Delivery(broken=Broken.of(error), away=await local.away(failed(error)))
         except OrchestratorError as error:  # the node cannot confine, or the endpoint refuses the key

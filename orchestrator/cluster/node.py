@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from orchestrator.cluster.layers import layers_of, packed
 from orchestrator.cluster.order import Broken, Delivery, Order, Parcel, Pulse
 from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import ListedNode, NodeLost, Remote
@@ -127,6 +128,9 @@ class Node:
             for attachment, parcel in zip(attachments, order.parcels, strict=True):
                 if parcel.digest in delivery.missing:
                     await self._once(parcel.digest, partial(self._send, attachment, parcel))
+            for layer in layers_of(order.plan):
+                if (name := Path(layer).name) in delivery.missing:
+                    await self._once(name, partial(self._send_layer, layer, name))
         raise LaunchError(f"node {self.name} does not keep the files of the task")
 
     async def _once(self, what: str, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -145,6 +149,9 @@ class Node:
     async def _send(self, attachment: Attachment, parcel: Parcel) -> None:
         add = partial(self.remote.add_file, parcel.digest)
         await self._send_file(f"the task's file {attachment.name}", partial(open_attachment, attachment), add)
+
+    async def _send_layer(self, layer: str, name: str) -> None:
+        await self._send_file("a layer of the task", partial(packed, layer), partial(self.remote.add_layer, name))
 
     async def _send_file(
         self, what: str, opened: Callable[[], BinaryIO], add: Callable[..., Coroutine[Any, Any, Broken | None]]

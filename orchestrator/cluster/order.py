@@ -98,7 +98,8 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One plan for a node. Attachments are named by their content: `parcels`, in the order of the task's.
+    """One plan for a node. Attachments are named by their content: `parcels`, in the order of the task's. Layers
+    have the last part of their path here as their name there.
 
     `output`: most files and most bytes that may come back; None: the sandbox is asked for none. `demand`: how many
     more rollouts this node will still get, infinite while nobody knows. `tools`: in place of the run's.
@@ -137,7 +138,8 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The finished attempt, without its plan. `missing`: parcels that the node lacks; nothing was begun.
+    """The finished attempt, without its plan. `missing`: digests of parcels and names of layers that the node
+    lacks; nothing was begun.
 
     `away`: the service that is away, if the attempt failed by it; the node then takes no more until `works`
     returns."""

@@ -25,9 +25,6 @@ def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None
         return "its image is a file, which only the launcher oci takes (--env.launcher oci)"
     if task.user is not None and not spec.is_writable:
         return 'its user needs a root that can be written to: "root": "writable", or --env.sandbox_root writable'
-    if env.cluster != "none" and (task.workspace is not None or task.grader is not None):
-        what = "workspace is a folder" if task.grader is None else "grader works on the files"
-        return f"its {what} of this machine, which nodes of a cluster do not have"
     if task.memory_bytes is not None and env.cluster == "none" and (why := lacks_memory(spec)) is not None:
         return why
     return too_large(task.attachments, spec.memory_bytes) if task.attachments else None

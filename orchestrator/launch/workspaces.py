@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from orchestrator.errors import EnvironmentUnusable
+from orchestrator.errors import EnvironmentUnusable, LaunchError, os_error_as
 from orchestrator.launch.difference import Bounds, leads_out, write_tar
 from orchestrator.launch.oci.tar import PIECE_BYTES, Frugal, Layer, entries, uncompressed
 from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
@@ -52,6 +52,7 @@ class Workspaces:
     def __init__(self, folder: Path | None = None) -> None:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self.folder = folder or Path(base) / "rollout-orchestrator" / "workspaces"
+        self.layers = self.folder / "layers"
         self._lock: IO[bytes] | None = None
         self._layers: dict[tuple[Path, str, bool], Path] = {}  # a run takes each as it was at first
 
@@ -70,12 +71,24 @@ class Workspaces:
 
     def named(self, digest: str) -> Path:
         """The layer of this name. Raises WorkspaceError if it is gone, EnvironmentUnusable."""
-        place = self.folder / "layers" / digest
+        if self.missing([digest]):
+            raise WorkspaceError("the layer of what they need is gone: run check-tasks again")
+        return self.layers / digest
+
+    def missing(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those that are no layers here. Nobody removes the others until `close`. Raises EnvironmentUnusable."""
         with self._room():
             self._hold()
-            if not place.is_dir():
-                raise WorkspaceError("the layer of what they need is gone: run check-tasks again")
-        return place
+            return tuple(name for name in names if not (self.layers / name).is_dir())
+
+    def take(self, name: str, packed: Path) -> None:
+        """Takes a layer of the same user on another machine, as a tar of it. Raises LaunchError."""
+        ours = {"uid": os.getuid(), "gid": os.getgid(), "uname": "", "gname": "", "deep": False}
+        with os_error_as(LaunchError, f"no room for a layer in {self.folder}"), ExitStack() as stack:
+            draft = self._draft(stack)
+            with tarfile.open(packed) as tar:
+                tar.extractall(draft / "layer", filter=lambda entry, _: entry.replace(**ours))  # noqa: S202 - ours
+            self._keep(draft / "layer", self.layers / name)
 
     def close(self) -> None:
         """Its layers may be removed. Idempotent."""
@@ -93,7 +106,7 @@ class Workspaces:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return 0
-            layers = [*(self.folder / "layers").glob("*")]
+            layers = [*self.layers.glob("*")]
             for folder in (*layers, *(self.folder / "drafts").glob("*")):
                 remove(folder)
         return len(layers)
@@ -105,13 +118,11 @@ class Workspaces:
             version = _VERSION if most == 0o777 else _VERSION_READ_ONLY
             digest = hashlib.sha256(b"\0".join((version, *map(os.fsencode, way), b"")))
             _feed(source, digest)
-        place = self.folder / "layers" / digest.hexdigest()
+        place = self.layers / digest.hexdigest()
         if place.exists():
             return place
         with ExitStack() as stack:
-            draft = self.folder / "drafts" / secrets.token_hex(8)
-            draft.mkdir(parents=True)
-            stack.callback(remove, draft)
+            draft = self._draft(stack)
             root = draft / "layer"
             root.mkdir()
             with _reading(source), Tree(root) as tree:
@@ -119,13 +130,23 @@ class Workspaces:
                 _make_way(tree, way, most)
                 _unpack(source, draft / "content.tar", _Target(tree, way, most))
             _date(root)
-            place.parent.mkdir(exist_ok=True)
-            try:
-                root.rename(place)
-            except OSError:
-                if not place.exists():  # else another process was faster
-                    raise
+            self._keep(root, place)
         return place
+
+    def _draft(self, stack: ExitStack) -> Path:
+        """A new folder, which `stack` removes."""
+        draft = self.folder / "drafts" / secrets.token_hex(8)
+        draft.mkdir(parents=True)
+        stack.callback(remove, draft)
+        return draft
+
+    def _keep(self, root: Path, place: Path) -> None:
+        place.parent.mkdir(exist_ok=True)
+        try:
+            root.rename(place)
+        except OSError:
+            if not place.exists():  # else another process was faster
+                raise
 
     def _hold(self) -> None:
         if self._lock is None:

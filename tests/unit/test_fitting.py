@@ -41,7 +41,7 @@ WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
         (DOCKER, {"grader": GRADER}, "its grader needs a root that can be written to: --env.launcher oci"),
         (OCI, {"grader": GRADER}, None),
         (OCI, {"grader": replace(GRADER, dockerfile="/d")}, None),
-        ((*OCI, "--env.cluster", "ray"), {"grader": GRADER}, "its grader works on the files of this machine"),
+        ((*OCI, "--env.cluster", "ray"), {"grader": GRADER, "workspace": "/w"}, None),
         (PROCESS, {"grader": GRADER}, "its grader needs a sandbox with files"),
         (PROCESS, {"environment": {"A": "1"}}, None),
         *(

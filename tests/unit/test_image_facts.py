@@ -19,7 +19,7 @@ def test_what_is_not_used_and_not_passed_on_is_named() -> None:
         "Env": ["LD_PRELOAD=/x", "A=b"],
     }
     facts = {fact.name: fact for fact in image_facts({"Config": config}, "digest")}
-    assert facts["not used of it"].result == "Entrypoint, Healthcheck, User"
+    assert facts["not used of it"].result == "Entrypoint, Healthcheck, User (but with a writable root)"
     assert "without LD_PRELOAD" in facts["environment"].result
     assert not any(fact.cure for fact in facts.values())
 

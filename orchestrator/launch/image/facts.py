@@ -24,7 +24,7 @@ from orchestrator.rules.text import printable
 OLD_PLACES = (f"{RUNTIME_MOUNT}/packages", f"{RUNTIME_MOUNT}/preload.packed")  # before there was a runtime
 MOST_LAYERS = 256  # Docker makes 127
 _NAMES = {"x86_64": "amd64", "aarch64": "arm64"}  # of architectures: Linux' and Docker's
-UNUSED = ("Cmd", "Healthcheck", "User", "WorkingDir", "ExposedPorts", "StopSignal")  # and two that are looked at
+UNUSED = ("Cmd", "Healthcheck", "WorkingDir", "ExposedPorts", "StopSignal")  # and those that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ def image_facts(image: Mapping[str, Any], context_digest: str) -> Iterator[Fact]
     else:
         yield Fact("made from ours", "no, and need not be")
     unused = [name for name in ("Entrypoint", "Volumes", *UNUSED) if config.get(name)]
+    unused += ["User (but with a writable root)"] if config.get("User") else []
     yield Fact("not used of it", ", ".join(unused) or "nothing")
     names = {entry.partition("=")[0] for entry in config.get("Env") or ()}
     held = ", ".join(sorted(names & WITHHELD))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 
 from orchestrator.launch.names import LABEL_OWNER
 from tests.fakes import oci_images, ray_cluster
-from tests.fakes.inference import ScriptedServer
+from tests.fakes.inference import Reply, ScriptedServer, by_task
 from tests.fakes.ray_cluster import RayCluster
 from tests.fakes.runs import (
     ROOT,
@@ -101,6 +102,44 @@ async def test_the_groups_are_those_of_one_machine_and_say_which_node(
     assert nodes_of(here) == {None: 2 * TASKS}
     (group,) = {facts["node"] for g in lines(here / "run" / "groups.jsonl") for facts in g["overrides"]}
     assert group is None
+
+
+async def test_workspaces_and_graders_go_to_nodes_that_have_never_seen_them(
+    cluster: tuple[Path, RayCluster],
+) -> None:
+    """The run's cache is its own, as on another machine: the nodes have layers only from what it sends."""
+    if (reason := oci_images.why_not()) is not None:
+        pytest.skip(reason)
+    oci_images.stored_image()
+    home, ray = cluster
+    (home / "repo" / "deep").mkdir(parents=True)
+    (home / "repo" / "deep" / "given.txt").write_text("given")
+    (home / "tests").mkdir()
+    (home / "tests" / "wanted.txt").write_text("given")
+    command = "cmp /tests/wanted.txt copy.txt && test -w deep && test ! -w /tests"
+    grader = {"kind": "command", "command": command, "tests": "tests", "user": "1000"}
+    rows = [
+        {"task_id": f"q{n}", "question": f"Copy (of q{n}!)", "workspace": "repo", "cwd": "/app", "grader": grader}
+        for n in range(2)
+    ]
+    (home / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    copied, not_copied = (
+        f"Thought.\n<code>\nopen('copy.txt', 'w').write({what})\nfinal_answer('done')\n</code>"
+        for what in ("open('deep/given.txt').read()", "'guessed'")
+    )
+    script = by_task({f"of q{n}!": [[Reply(copied)], [Reply(not_copied)]] for n in range(2)}, by="seed")
+    async with ScriptedServer("vllm", script) as server:
+        await ray.join("a", environ=oci_images.CACHE)
+        await ray.join("b", environ=oci_images.CACHE)
+        given = on(ray, home, server.base_url, launcher="oci", scoring_strategy="grader", group_size=4, seed=3)
+        ended = await run(*given, directory=home, environ={"XDG_CACHE_HOME": str(home / "cache")})
+    assert ended.code == 0, ended.stderr
+    written = lines(home / "run" / "rollouts.jsonl")
+    assert {line["outcome"] for line in written} == {"finished"}, [line["reason"] for line in written]
+    assert set(nodes_of(home)) == {"a", "b"}
+    scores = {line["score"] == 1.0: "deep/given.txt" in line["steps"][0]["code"] for line in written}
+    assert scores == {True: True, False: False}
+    assert {line["grade"]["rewards"]["reward"] for line in written} == {0.0, 1.0}
 
 
 async def test_the_other_commands_know_nothing_of_nodes(cluster: tuple[Path, RayCluster], endpoint: str) -> None:

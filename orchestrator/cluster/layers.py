@@ -1,0 +1,46 @@
+"""Layers of tasks for nodes: folders of the run's `launch.workspaces`, each sent once, as a tar."""
+
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO, cast
+
+from orchestrator.types import RolloutPlan
+
+
+def layers_of(plan: RolloutPlan) -> tuple[str, ...]:
+    """Absolute paths of all that the plan's sandboxes take: the one of the agent, and the one that grades."""
+    grader = plan.task.grader
+    layers = list(plan.sandbox.layers)
+    if grader is not None:
+        layers += [layer for layer in (grader.tests, grader.checked and grader.checked.layer) if layer]
+    return tuple(dict.fromkeys(layers))
+
+
+def with_layers_in(plan: RolloutPlan, folder: Path) -> RolloutPlan:
+    """The plan with its layers where a node has them."""
+
+    def there(path: str | None) -> str | None:
+        return path and str(folder / Path(path).name)
+
+    task, sandbox = plan.task, plan.sandbox
+    if (grader := task.grader) is not None:
+        checked = grader.checked and replace(grader.checked, layer=there(grader.checked.layer))
+        grader = replace(grader, tests=there(grader.tests), checked=checked)
+    task = replace(task, workspace=there(task.workspace), grader=grader)
+    sandbox = replace(sandbox, layers=tuple(str(folder / Path(layer).name) for layer in sandbox.layers))
+    return replace(plan, task=task, sandbox=sandbox)
+
+
+def packed(layer: str) -> BinaryIO:
+    """The layer as a tar, in a file that has no name. Blocks. Raises OSError."""
+    file = TemporaryFile()  # noqa: SIM115 - the caller's
+    try:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            tar.add(layer, arcname="")
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+    return cast("BinaryIO", file)

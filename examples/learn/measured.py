@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.evaluation.estimates import wilson
+from orchestrator.rules.estimates import wilson
 
 CHANCE = 0.05  # that any set of a run counts as learned though nothing was
 

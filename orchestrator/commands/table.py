@@ -146,6 +146,16 @@ COMMANDS = (
                 unset="the run's own, where it is on this machine",
             ),
             _option("browser", Flag(), "open it in a browser", default=False),
+            _option(
+                "rollout",
+                Text("the id of a rollout, like g000003-r01-a0", "ID"),
+                "only this one, in a small file of its own",
+                unset="all",
+            ),
+            _option("group", Integer(0), "only this one, in a small file of its own", unset="all"),
+            _option(
+                "outcome", Text("an outcome, like max_steps", "NAME"), "only rollouts that ended so", unset="all"
+            ),
         ),
     ),
     Command(

@@ -1,5 +1,6 @@
 """`orchestrator view PATH`: the report of a run, made anew from its files, finished or not."""
 
+import re
 import sys
 import tempfile
 import webbrowser
@@ -10,7 +11,7 @@ from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
 from orchestrator.errors import ConfigError, OutputError, os_error_as
 from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
-from orchestrator.report.summary import Run
+from orchestrator.report.summary import Run, Wanted
 from orchestrator.report.totals import outcome_counts
 from orchestrator.run.files import (
     RunFiles,
@@ -23,12 +24,22 @@ from orchestrator.run.files import (
 from orchestrator.terminal.closing import outcomes_text, print_rows
 
 
-def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -> int:
-    """0: the report is written. Raises ConfigError for files that are no run, OutputError."""
-    files = find_run(path)
-    html = output or _beside(files)
+def run(
+    path: Path,
+    output: Path | None,
+    tokenizer: str | None,
+    browser: bool,
+    rollout: str | None,
+    group: int | None,
+    outcome: str | None,
+) -> int:
+    """0: the report is written. Raises ConfigError for files that are no run or lack what is wanted."""
+    files, wanted = find_run(path), None
+    if (rollout, group, outcome) != (None, None, None):
+        wanted = Wanted(rollout, group, outcome)
+    html = output or _beside(files, wanted)
     with os_error_as(OutputError, f"cannot write the report {html}", "; set --output to another place"):
-        summary = _write(files, html, _tokenizer(files, tokenizer))
+        summary = _write(files, html, _tokenizer(files, tokenizer), wanted)
     empty = not summary.totals.attempts and not summary.bad_tasks
     if empty and (summary.skipped.rollout_lines or summary.skipped.group_lines):
         raise ConfigError(f"{path} holds lines, but no rollout: is it a groups file or a run directory?")
@@ -38,22 +49,25 @@ def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -
     return 0
 
 
-def _beside(files: RunFiles) -> Path:
+def _beside(files: RunFiles, wanted: Wanted | None) -> Path:
     """Where the report goes: into the run directory or beside the groups file that was named."""
     if files.directory is not None:
-        return files.directory / (report_beside(files.groups).name if files.groups is not None else "report.html")
-    assert files.groups is not None
-    return report_beside(files.groups)
+        html = files.directory / (report_beside(files.groups).name if files.groups is not None else "report.html")
+    else:
+        assert files.groups is not None
+        html = report_beside(files.groups)
+    part = "" if wanted is None else "-" + re.sub(r"[^\w-]+", "-", str(wanted).removeprefix("the "))[:80]
+    return html.with_stem(html.stem + part)
 
 
-def _write(files: RunFiles, html: Path, tokenizer: Tokenizer | None) -> Run:
+def _write(files: RunFiles, html: Path, tokenizer: Tokenizer | None, wanted: Wanted | None) -> Run:
     if files.directory is not None:
         groups = files.groups or files.directory / "groups.jsonl"
-        return write_report(files.directory, groups, html, tokenizer=tokenizer)
+        return write_report(files.directory, groups, html, tokenizer=tokenizer, wanted=wanted)
     assert files.groups is not None
     with tempfile.TemporaryDirectory(prefix="view-") as folder:
         write_rollouts(files.groups, Path(folder) / "rollouts.jsonl")
-        return write_report(Path(folder), files.groups, html, tokenizer=tokenizer)
+        return write_report(Path(folder), files.groups, html, tokenizer=tokenizer, wanted=wanted)
 
 
 def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:

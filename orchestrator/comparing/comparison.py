@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.evaluation.estimates import Estimate, estimate_mean
 from orchestrator.evaluation.measured import MeasuredTask, by_part, pass_at
 from orchestrator.report.summary import read_run
 from orchestrator.report.totals import Row, outcome_counts
+from orchestrator.rules.estimates import Estimate, estimate_mean
 from orchestrator.run.files import find_run, read_description
 from orchestrator.run.lenient import mapping, objects, text
 from orchestrator.run.prices import Prices

@@ -6,8 +6,8 @@ from importlib.resources import files
 
 from orchestrator.comparing.comparison import ComparedRun, Difference
 from orchestrator.comparing.rows import rows
-from orchestrator.evaluation.estimates import Estimate
 from orchestrator.report.page import policy
+from orchestrator.rules.estimates import Estimate
 from orchestrator.rules.text import printable
 
 _STYLE = """

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from orchestrator.comparing.comparison import PARTS, ComparedRun, Difference
-from orchestrator.evaluation.estimates import Estimate
+from orchestrator.rules.estimates import Estimate
 from orchestrator.terminal.closing import share
 
 Row = tuple[str, tuple[str, ...]]  # label, a cell for each run

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.evaluation.estimates import Estimate, estimate_pass_at_k, sizes_of_k
+from orchestrator.rules.estimates import Estimate, estimate_pass_at_k, sizes_of_k
 from orchestrator.rules.observer import Listener
 from orchestrator.run.prices import Prices
 from orchestrator.types import Attempt, BadTask, FailedName, Group, last_attempts

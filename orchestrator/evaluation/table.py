@@ -6,8 +6,8 @@ from typing import TextIO
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.evaluation.estimates import Estimate
 from orchestrator.evaluation.measured import Evaluation, MeasuredTask, by_part
+from orchestrator.rules.estimates import Estimate
 from orchestrator.rules.text import printable
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.closing import outcomes_text, print_rows, reason_rows

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.completion.base import Tokenizer
+from orchestrator.errors import ConfigError
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import Page, as_block
-from orchestrator.report.summary import Run, read_run
+from orchestrator.report.summary import Run, Wanted, read_run
 from orchestrator.run.files import record_of
 from orchestrator.run.lenient import read_at
 
@@ -20,12 +21,22 @@ MAX_DETAILED = 200
 MAX_DETAIL_BYTES = 30_000_000
 
 
-def write_report(run_directory: Path, groups_file: Path, html: Path, *, tokenizer: Tokenizer | None = None) -> Run:
+def write_report(
+    run_directory: Path,
+    groups_file: Path,
+    html: Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    wanted: Wanted | None = None,
+) -> Run:
     """Writes `html`, completely or not at all, and returns its content. Blocks: seconds for a large run.
 
-    Raises OSError on writing. Unusable lines are counted in the page. Without `tokenizer` tokens are shown as ids.
+    Raises OSError on writing; ConfigError if nothing is there that is `wanted`. Unusable lines are counted in the
+    page. Without `tokenizer` tokens are shown as ids.
     """
-    run = read_run(run_directory, groups_file)
+    run = read_run(run_directory, groups_file, wanted=wanted)
+    if wanted is not None and not run.rollouts:
+        raise ConfigError(f"{run_directory} has nothing of {wanted}")
     with Page(html) as page:
         table = TokenTable(tokenizer)
         left_out = _write_details(page, run, record_of(run_directory), groups_file, table)
@@ -41,6 +52,7 @@ def write_report(run_directory: Path, groups_file: Path, html: Path, *, tokenize
                     ),
                     "bad_tasks": run.bad_tasks,
                     "left_out": left_out,
+                    "only": str(wanted or ""),
                     "most": None,
                 }
             ),
@@ -52,7 +64,7 @@ def _write_details(page: Page, run: Run, rollouts: Path | None, groups_file: Pat
     """Writes the details of the most telling rollouts, up to a number and a size. Returns how many it left out."""
     room, detailed, left_out = MAX_DETAIL_BYTES, 0, 0
     group_at, group = -1, dict[str, Any]()
-    for row in run.best_first():
+    for row in run.most_telling():
         row["detail"] = None
         if detailed >= MAX_DETAILED:
             left_out += 1

@@ -1,6 +1,7 @@
 // The run as a whole: its facts, its results, and the table of groups.
 
 const PAGE_ROWS = 300;
+const COURSE_BINS = 12;
 const COLUMNS = [
   { name: "group", key: (g) => g.number, numeric: true },
   { name: "task", key: (g) => g.task },
@@ -16,8 +17,9 @@ const COLUMNS = [
   { name: "seconds", key: (g) => g.seconds, numeric: true, title: "duration, mean of its rollouts" },
 ];
 
-function badge(outcome) {
-  return el("span", `badge ${kindOf(outcome)}`, shown(outcome));
+// `right`: whether a task was solved so; a rollout that finished with a wrong answer is not green.
+function badge(outcome, right) {
+  return el("span", `badge ${kindOf(outcome) === "finished" && !right ? "ended" : kindOf(outcome)}`, shown(outcome));
 }
 
 function scoreBars(members) {
@@ -34,17 +36,18 @@ function scoreBars(members) {
 function overview() {
   const model = run.facts.find(([name]) => name === "model");
   return [
-    el("header", "", el("h1", "", "Run report"), model ? el("p", "model", shown(model[1])) : null),
-    facts(run.facts.filter((fact) => fact !== model)),
-    notices(),
+    el("header", "", el("h1", "", shown(run.name || "Run report")), model ? el("p", "model", shown(model[1])) : null),
     livePanel(),
     tiles(),
+    notices(),
     el("div", "panels", outcomePanel(), scorePanel(), usePanel()),
+    errorsAndCourse(),
     correctPanel(),
     lossPanel(),
     timelinePanel(),
     groupTable(),
     badTasks(),
+    el("section", "panel wide", el("h2", "", "Settings"), facts(run.facts.filter((fact) => fact !== model))),
   ];
 }
 
@@ -60,10 +63,12 @@ function notices() {
       `The figures are of all attempts. Groups, medians and slots are of the last ${whole(run.rollouts.length)}; ` +
       `${counted(run.forgotten, "earlier one")} of ${counted(run.forgotten_groups, "group")} can be read in rollouts.jsonl.`));
   }
+  if (run.only) list.append(el("li", "warning", shown(`This page has only ${run.only}. The figures are of the whole run.`)));
   if (run.left_out) {
     list.append(el("li", "warning",
       `To keep this file small it has the steps and tokens of ${whole(run.rollouts.length - run.left_out)} of ` +
-      `${counted(run.rollouts.length, "attempt")}, groups with right and wrong answers first. All the others are in the table; rollouts.jsonl has everything.`));
+      `${counted(run.rollouts.length, "attempt")}: of every outcome, and of groups of each kind and level in turns. All the others are in the table; ` +
+      `to see one, "orchestrator view ${plain(run.directory)} --rollout ID".`));
   }
   return list.childElementCount ? list : null;
 }
@@ -76,11 +81,17 @@ function tiles() {
   const underWay = run.groups.filter(isUnderWay).length;
   const dropped = Math.max(0, totals.groups - totals.written - underWay);
   const others = [dropped ? `${whole(dropped)} not written` : "", underWay ? `${whole(underWay)} under way` : ""].filter(Boolean);
+  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const groups = [["divided", "right and wrong"], ["wrong", "all wrong"], ["right", "all right"]].map(([kind, label]) => {
+    const number = { divided: totals.divided, wrong: totals.all_wrong, right: totals.all_right }[kind];
+    return link(`#?${new URLSearchParams({ which: kind })}`, "", `${whole(number)} ${label}`);
+  });
   return el("section", "tiles",
+    tile(totals.scored ? percent(totals.solved / totals.scored) : "–", "of rollouts solved", totals.interval === null ? "none was scored"
+      : `${whole(totals.solved)} of ${whole(totals.scored)}; 95 %: ${totals.interval.map(percent).join(" to ")}`),
+    tile(score(totals.scored ? totals.score / totals.scored : null), "mean score", `${counted(totals.attempts, "attempt")} in all`),
     tile(whole(totals.written), totals.written === 1 ? "group written" : "groups written", others.join(", ") || "none dropped"),
-    tile(whole(totals.mixed), "with mixed scores", `${whole(totals.divided)} right and wrong`),
-    tile(whole(totals.scored), totals.scored === 1 ? "rollout scored" : "rollouts scored", `${counted(totals.attempts, "attempt")} in all`),
-    tile(score(totals.scored ? totals.score / totals.scored : null), "mean score", `${whole(totals.solved)} correct`),
+    el("div", "tile links", el("b", "", whole(totals.mixed)), el("span", "", "with mixed scores"), ...groups),
     tile(whole(totals.scored_tokens), "tokens sampled", "in scored rollouts"),
     tile(totals.began === null ? "–" : seconds(totals.ended - totals.began), "wall clock",
       isNaN(start) ? "" : start.toISOString().slice(0, 16).replace("T", " ") + " UTC"));
@@ -97,16 +108,73 @@ function outcomePanel() {
   const most = Math.max(1, ...all.map(([, number]) => number));
   const rows = (failed) => {
     const list = el("div", "bars");
-    for (const [name, number] of all.filter(([n]) => (kindOf(n) === "failed") === failed)) {
-      const bar = el("i", kindOf(name));
+    for (const [name, number, right] of all.filter(([n]) => (kindOf(n) === "failed") === failed)) {
+      const bar = el("i", kindOf(name) === "failed" ? "failed" : "ended");
       bar.style.setProperty("--share", number / most);
+      bar.style.setProperty("--right", right / number || 0);
       list.append(el("span", "name", shown(name)), el("span", "track", bar), el("span", "number", whole(number)));
     }
     return list.childElementCount ? list : el("p", "none", "none");
   };
   return panel("Outcomes",
-    el("h3", "", "The policy’s own, scored"), rows(false),
+    el("h3", "", "The policy’s own, scored; solved ones are green"), rows(false),
     el("h3", "", "Infrastructure and data, never scored"), rows(true), firstReasons());
+}
+
+function errorsAndCourse() {
+  const parts = [errorPanel(), coursePanel()].filter(Boolean);
+  return parts.length ? el("div", "panels two", ...parts) : null;
+}
+
+// What went wrong most often in steps: the first thing to mend in an agent, its tools or its image.
+function errorPanel() {
+  const errors = run.totals ? run.totals.errors : [];
+  if (!errors.length) return null;
+  const list = el("ul", "rows");
+  for (const [name, steps, rollouts, example] of errors) {
+    list.append(el("li", "", link(`#?${new URLSearchParams({ search: name })}`, "", shown(name)),
+      ` in ${counted(rollouts, "rollout")}, ${counted(steps, "step")} `, el("span", "reason", shown(example))));
+  }
+  return panel("Commonest errors of steps", list);
+}
+
+// Scores over time, and by the weights that sampled.
+function coursePanel() {
+  const timed = run.rollouts.filter((r) => r.score !== null && r.started_at !== null).sort((a, b) => a.started_at - b.started_at);
+  if (timed.length < 2 * COURSE_BINS) return null;
+  const chart = svg("svg", { viewBox: "0 0 420 150", class: "histogram", role: "img" },
+    svg("title", {}, `Mean score and share solved of ${timed.length} rollouts in ${COURSE_BINS} parts, by when they began`));
+  const part = (place) => timed.slice(Math.floor((place * timed.length) / COURSE_BINS), Math.floor(((place + 1) * timed.length) / COURSE_BINS));
+  const means = Array.from({ length: COURSE_BINS }, (_, place) => {
+    const some = part(place);
+    return [mean(some.map((r) => r.score)), mean(some.map((r) => Number(isCorrect(r))))];
+  });
+  for (const [line, name] of [[0, "score"], [1, "solved"]]) {
+    const points = means.map((both, place) => `${20 + (place * 390) / (COURSE_BINS - 1)},${125 - 110 * Math.max(0, Math.min(1, both[line]))}`);
+    chart.append(svg("polyline", { points: points.join(" "), class: name, fill: "none" }));
+  }
+  for (const tick of [0, 0.5, 1]) {
+    chart.append(svg("line", { x1: 20, x2: 412, y1: 125 - 110 * tick, y2: 125 - 110 * tick }),
+      svg("text", { x: 16, y: 129 - 110 * tick, "text-anchor": "end" }, String(tick)));
+  }
+  const legend = el("p", "legend", el("i", "mean"), "mean score ", el("i", "correct"), "share solved", el("span", "", `${counted(timed.length, "rollout")}, the oldest on the left`));
+  return panel("Scores over time", chart, legend, policyBars(timed));
+}
+
+function policyBars(timed) {
+  const found = new Map();
+  for (const rollout of timed.filter((r) => r.policy)) {
+    if (!found.has(rollout.policy)) found.set(rollout.policy, []);
+    found.get(rollout.policy).push(rollout.score);
+  }
+  if (found.size < 2) return null;
+  const list = el("div", "bars");
+  for (const [version, scores] of [...found].slice(-12)) {
+    const bar = el("i", "share");
+    bar.style.setProperty("--share", Math.max(0, Math.min(1, mean(scores))));
+    list.append(el("span", "name", shown(version)), el("span", "track", bar), el("span", "number", `${score(mean(scores))} of ${whole(scores.length)}`));
+  }
+  return el("div", "", el("h3", "", "Mean score by policy version", found.size > 12 ? el("small", "", "the last 12") : null), list);
 }
 
 // Why rollouts were not scored, or scored 0 because grading failed: the first reason of each kind.
@@ -213,6 +281,22 @@ function badTasks() {
     more > 0 ? el("p", "none", `${whole(more)} more are in rollouts.jsonl`) : null);
 }
 
+// The address of the overview as it is searched, filtered and sorted now.
+function overviewHash() {
+  const set = { search: table.search, which: table.which, outcome: table.outcome,
+    sort: table.sort === COLUMNS[0] ? "" : table.sort.name, down: table.down ? "1" : "" };
+  const given = new URLSearchParams(Object.entries(set).filter(([, value]) => value)).toString();
+  return given ? `#?${given}` : "#";
+}
+
+// Takes what an address says of the table.
+function setTable(hash) {
+  const given = new URLSearchParams(hash.replace(/^#\??/, ""));
+  const text = (name) => given.get(name) || "";
+  Object.assign(table, { search: text("search"), which: text("which"), outcome: text("outcome"), down: text("down") === "1",
+    sort: COLUMNS.find((c) => c.name === text("sort")) || COLUMNS[0] });
+}
+
 const table = { sort: COLUMNS[0], down: false, limit: PAGE_ROWS, rows: [], chosen: -1, search: "", which: "", outcome: "" };
 
 // The next group in the table as sorted and filtered; for a group not in the table, the next of all.
@@ -224,8 +308,8 @@ function neighbour(group, step) {
 function groupTable() {
   const columns = COLUMNS.filter((c) => !c.optional || run.groups.some(c.optional));
   const search = el("input");
-  Object.assign(search, { type: "search", id: "search", placeholder: "task, question or answer" });
-  search.setAttribute("aria-label", "search in task, question and answers");
+  Object.assign(search, { type: "search", id: "search", placeholder: LIVE ? "task, question, answer, error or id" : "task, question, answer, transcript or id" });
+  search.setAttribute("aria-label", search.placeholder);
   const choice = (label, options) => {
     const select = el("select");
     select.setAttribute("aria-label", label);
@@ -236,7 +320,7 @@ function groupTable() {
     }
     return select;
   };
-  const which = choice("which groups", [["", "all groups"], ["mixed", "mixed scores"], ["divided", "right and wrong"], ["written", "written"], ["dropped", LIVE ? "not written yet" : "not written"]]);
+  const which = choice("which groups", [["", "all groups"], ["mixed", "mixed scores"], ["divided", "right and wrong"], ["wrong", "all wrong"], ["right", "all right"], ["written", "written"], ["dropped", LIVE ? "not written yet" : "not written"]]);
   which.id = "which";
   const names = counts(run.rollouts.map((r) => r.outcome)).map(([name]) => name);
   const outcome = choice("outcome", [["", "any outcome"], ...names.map((name) => [name, name])]);
@@ -250,7 +334,7 @@ function groupTable() {
     head.append(button(column.name, () => {
       table.down = table.sort === column ? !table.down : false;
       table.sort = column;
-      fill();
+      changed();
     }));
     if (column.title) head.title = column.title;
     return head;
@@ -262,6 +346,7 @@ function groupTable() {
 
   function fill() {
     Object.assign(table, { search: search.value, which: which.value, outcome: outcome.value });
+    if (search.value) readTranscripts();
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const passes = (g) => words.every((word) => g.text.includes(word)) &&
       (!which.value || (which.value === "dropped" ? !g.written : g[which.value])) &&
@@ -282,9 +367,15 @@ function groupTable() {
     more.hidden = table.rows.length <= table.limit;
   }
 
-  search.addEventListener("input", fill);
-  which.addEventListener("change", fill);
-  outcome.addEventListener("change", fill);
+  function changed() {
+    fill();
+    history.replaceState(null, "", overviewHash());
+    document.body.dataset.shown = location.hash;
+  }
+
+  search.addEventListener("input", changed);
+  which.addEventListener("change", changed);
+  outcome.addEventListener("change", changed);
   fill();
   return el("section", "panel wide", el("h2", "", "Groups"),
     el("div", "tools", search, which, outcome, told),
@@ -303,7 +394,7 @@ function groupRow(group, columns) {
     spread: () => score(group.spread),
     outcomes: () => el("span", "badges", group.written ? null : titled(el("span", "badge dropped", isUnderWay(group) ? "under way" : "not written"), group.dropped),
       ...counts(group.attempts.map((r) => r.outcome)).map(([name, number]) => {
-        const mark = badge(name);
+        const mark = badge(name, anyCorrect(group.attempts, name));
         if (number > 1) mark.append(` ×${number}`);
         return mark;
       })),

@@ -4,17 +4,21 @@ const home = document.getElementById("overview");
 const view = document.getElementById("view");
 let homeScroll = 0;
 
-// What the address names: {group} or {group, rollout}; null for the overview.
+// What the address names: {group}, {group, rollout, turn} or {group, rollout, other}; null for the overview.
 function addressed() {
-  let hash = location.hash.slice(1);
-  try {
-    hash = decodeURIComponent(hash);
-  } catch {
-    return null;
-  }
-  if (hash.startsWith("rollout-")) {
-    const rollout = rolloutOf.get(hash.slice(8));
-    return rollout ? { rollout, group: groupOf.get(rollout.group) } : null;
+  const [hash, ...rest] = location.hash.slice(1).split("/").map((piece) => {
+    try {
+      return decodeURIComponent(piece);
+    } catch {
+      return "";
+    }
+  });
+  if (hash.startsWith("rollout-") || hash.startsWith("beside-")) {
+    const aside = hash.startsWith("beside-");
+    const rollout = rolloutOf.get(hash.slice(aside ? 7 : 8));
+    const other = aside ? rolloutOf.get(rest[0]) : undefined;
+    if (!rollout || (aside && (!other || other.group !== rollout.group))) return null;
+    return { rollout, other, turn: aside ? 0 : Number(rest[0]) || 0, group: groupOf.get(rollout.group) };
   }
   const group = /^group-\d+$/.test(hash) ? groupOf.get(Number(hash.slice(6))) : undefined;
   return group ? { group } : null;
@@ -30,20 +34,29 @@ async function route() {
   view.hidden = what === null;
   view.replaceChildren();
   if (what === null) {
-    if (LIVE) home.replaceChildren(...overview().filter(Boolean));
-    document.title = "Run report";
+    const before = overviewHash();
+    if (location.hash.startsWith("#?") || location.hash === "#" || !location.hash) setTable(location.hash);
+    if (LIVE || before !== overviewHash()) home.replaceChildren(...overview().filter(Boolean));
+    document.title = titleOf("");
     scrollTo(0, homeScroll);
     document.body.dataset.shown = location.hash;
     return;
   }
-  const { group, rollout } = what;
-  const shownNow = rollout ? await rolloutView(rollout).catch(() => [el("p", "warning box", AWAY)]) : groupView(group);
+  const { group, rollout, other } = what;
+  const build = other ? besideView(rollout, other) : rollout ? rolloutView(rollout) : Promise.resolve(groupView(group));
+  const shownNow = await build.catch(() => [el("p", "warning box", AWAY)]);
   if (turn !== routed) return;  // another address was opened meanwhile
   view.replaceChildren(...shownNow.filter(Boolean));
   applyToggles();
   document.body.dataset.shown = location.hash;
-  document.title = rollout ? `${plain(rollout.id.slice(0, 40))} – run report` : `Group ${group.number} – run report`;
-  scrollTo(0, 0);
+  document.title = titleOf(rollout ? plain(rollout.id.slice(0, 40)) : `Group ${group.number}`);
+  const named = what.turn ? document.getElementById(`turn-${what.turn}`) : null;
+  if (named) named.scrollIntoView();
+  else scrollTo(0, 0);
+}
+
+function titleOf(what) {
+  return [what, plain(run.name), "run report"].filter(Boolean).join(" – ");
 }
 
 function choose(step) {
@@ -68,7 +81,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "/") {
     event.preventDefault();
     if (what !== null) {
-      location.hash = "#";
+      location.hash = overviewHash();
       route();
     }
     document.getElementById("search").focus();
@@ -76,10 +89,14 @@ document.addEventListener("keydown", (event) => {
     const step = event.key === "j" ? 1 : -1;
     if (what === null) choose(step);
     else goTo(neighbour(what.group, step));
+  } else if ((event.key === "n" || event.key === "p") && what !== null) {
+    const place = what.rollout ? what.group.attempts.indexOf(what.rollout) + (event.key === "n" ? 1 : -1) : 0;
+    const next = what.group.attempts[place];
+    if (next) location.hash = rolloutHash(next);
   } else if (event.key === "Enter" && what === null && table.chosen >= 0 && event.target === document.body) {
     goTo(table.rows[table.chosen]);
   } else if (event.key === "Escape" && what !== null) {
-    location.hash = what.rollout ? `#group-${what.group.number}` : "#";
+    location.hash = what.rollout ? `#group-${what.group.number}` : overviewHash();
   }
 });
 

@@ -8,7 +8,7 @@ function groupView(group) {
   const broken = group.attempts.filter((r) => r.score === null);
   const beside = (text, other) => other ? link(`#group-${other.number}`, "step", text) : el("span", "step", text);
   return [
-    el("nav", "path", link("#", "", "Run"), el("span", "", `Group ${group.number}`), el("span", "space"),
+    el("nav", "path", link(overviewHash(), "", "Run"), el("span", "", `Group ${group.number}`), el("span", "space"),
       beside("← previous group", neighbour(group, -1)), beside("next group →", neighbour(group, 1))),
     el("header", "", el("h1", "", shown(group.task)), el("p", "",
       group.written ? null : el("span", "badge dropped", isUnderWay(group) ? "under way" : "not written to the groups file"),
@@ -43,7 +43,7 @@ function memberCard(rollout, group) {
   const place = el("span", "score", score(rollout.score));
   if (isCorrect(rollout)) place.classList.add("correct");
   return el("article", "card",
-    el("div", "top", place, badge(rollout.outcome)),
+    el("div", "top", place, badge(rollout.outcome, isCorrect(rollout))),
     rollout.reason ? el("p", "reason", shown(rollout.reason)) : null,
     el("h3", "", "Answer"),
     rollout.answer === null ? el("p", "none", "none") : el("pre", "answer", shown(rollout.answer)),
@@ -51,7 +51,60 @@ function memberCard(rollout, group) {
     facts(parts, "parts"),
     facts([["advantage", advantage(rollout, group)], ["steps", whole(rollout.steps)], ["tool calls", whole(rollout.calls)], ["tokens", whole(rollout.tokens)],
       ["time", seconds(rollout.duration_s)], ["CPU", seconds(rollout.cpu_s)]], "small"),
-    link(rolloutHash(rollout), "open", !LIVE && rollout.detail === null ? "Facts only" : "Step by step →"));
+    el("div", "open", link(rolloutHash(rollout), "", hasDetails(rollout) ? "Step by step →" : "Facts only"), besideLink(rollout, group)));
+}
+
+function hasDetails(rollout) {
+  return LIVE || rollout.detail !== null;
+}
+
+// To the rollout beside another one of its group: the next that was scored otherwise, else the next.
+function besideLink(rollout, group) {
+  const place = group.members.indexOf(rollout);
+  const others = [...group.members.slice(place + 1), ...group.members.slice(0, place)].filter(hasDetails);
+  const other = others.find((r) => r.solved !== rollout.solved) || others.find((r) => r.score !== rollout.score) || others[0];
+  return other && hasDetails(rollout) ? link(besideHash(rollout, other), "", `beside ${isCorrect(other) ? "a right" : "another"} one`) : null;
+}
+
+function besideHash(rollout, other) {
+  return `#beside-${encodeURIComponent(rollout.id)}/${encodeURIComponent(other.id)}`;
+}
+
+// Two rollouts of a group, turn by turn. The first turn in which the model wrote something else is marked.
+async function besideView(...pair) {
+  const group = groupOf.get(pair[0].group);
+  const details = await Promise.all(pair.map(detailsOf));
+  const choice = (side) => {
+    const select = el("select");
+    select.setAttribute("aria-label", side ? "the right rollout" : "the left rollout");
+    for (const rollout of group.members.filter(hasDetails)) {
+      const option = el("option", "", shown(`${rollout.id}, score ${score(rollout.score)}`));
+      [option.value, option.selected] = [rollout.id, rollout === pair[side]];
+      select.append(option);
+    }
+    select.addEventListener("change", () => {
+      const chosen = pair.map((rollout, place) => (place === side ? rolloutOf.get(select.value) : rollout));
+      location.hash = besideHash(...chosen);
+    });
+    return select;
+  };
+  const head = (side) => el("div", "", choice(side), el("p", "", badge(pair[side].outcome, isCorrect(pair[side])), " ",
+    link(rolloutHash(pair[side]), "", "alone")));
+  const path = el("nav", "path", link(overviewHash(), "", "Run"), link(`#group-${group.number}`, "", `Group ${group.number}`), el("span", "", "two side by side"));
+  if (details.includes(null)) return [path, el("p", "warning box", missingNote(pair[details.indexOf(null)]))];
+  const [left, right] = details.map((one) => [...stepsOf(one).children]);
+  const said = details.map((one) => one.completions.map((c) => c.text));
+  const first = Array.from({ length: Math.max(said[0].length, said[1].length) }).findIndex((_, place) => said[0][place] !== said[1][place]);
+  const grid = el("div", "beside", head(0), head(1));
+  for (let place = 0; place < Math.max(left.length, right.length); place += 1) {
+    if (place === first) grid.append(el("p", "differs", "Here they differ first."));
+    grid.append(...[left, right].map((side) => side[place] || el("div")));
+  }
+  return [path, el("header", "", el("h1", "", shown(group.task)), first < 0 ? el("p", "", "They say the same.") : null), toggles(), grid];
+}
+
+function missingNote(rollout) {
+  return `The steps of ${plain(rollout.id)} are not in this file, to keep it small. To see them: orchestrator view ${plain(run.directory)} --rollout ${plain(rollout.id)}`;
 }
 
 function brokenList(rollouts) {
@@ -74,11 +127,13 @@ async function rolloutView(rollout) {
   const place = siblings.indexOf(rollout);
   const beside = (text, other) => other ? link(rolloutHash(other), "step", text) : el("span", "step", text);
   const page = [
-    el("nav", "path", link("#", "", "Run"), link(`#group-${group.number}`, "", `Group ${group.number}`),
+    el("nav", "path", link(overviewHash(), "", "Run"), link(`#group-${group.number}`, "", `Group ${group.number}`),
       el("span", "", shown(rollout.id)), el("span", "space"),
       beside("← previous attempt", siblings[place - 1]), beside("next attempt →", siblings[place + 1])),
     el("header", "", el("h1", "", shown(group.task)),
-      el("p", "", badge(rollout.outcome), rollout.reason ? el("span", "reason", shown(rollout.reason)) : null)),
+      el("p", "", badge(rollout.outcome, isCorrect(rollout)), rollout.reason ? el("span", "reason", shown(rollout.reason)) : null,
+        copier("copy the command that replays it", `orchestrator replay ${quoted(run.directory)} --rollout ${quoted(rollout.id)}`), besideLink(rollout, group))),
+    group.question ? el("pre", "question", shown(group.question)) : null,
     facts([["score", score(rollout.score)], ...(rollout.score === null ? [] : [["advantage", advantage(rollout, group)]]),
       ...Object.entries(rollout.parts).map(([name, value]) => [name, score(value)]),
       ["steps", whole(rollout.steps)], ["tokens sampled", whole(rollout.tokens)], ["prompt tokens", whole(rollout.prompt_tokens)],
@@ -93,10 +148,15 @@ async function rolloutView(rollout) {
       .map(([name, text]) => text === null ? null : el("div", "", el("h2", "", name), el("pre", "answer", shown(text)))).filter(Boolean)),
   ];
   if (details === null) {
-    return [...page, el("p", "warning box", "The steps of this attempt are not in this file, to keep it small. They are in rollouts.jsonl.")];
+    return [...page, el("p", "warning box", missingNote(rollout))];
   }
   for (const note of details.notes) page.push(el("p", "warning box", shown(note)));
-  return [...page, tokenPanel(details.tokens), ...gradePanel(details.grade), ...changesPanel(details.changes), toggles(), stepsOf(details)];
+  return [...page, tokenPanel(details.tokens), ...gradePanel(details.grade), ...changesPanel(details.changes), toggles(), stepsOf(details, rollout)];
+}
+
+// As a word for a POSIX shell.
+function quoted(word) {
+  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${plain(word).replaceAll("'", "'\\''")}'`;
 }
 
 // What the task's grader found in the state that the agent left.
@@ -161,7 +221,7 @@ function askedBy(call, completions) {
 }
 
 // Steps come from the sandbox in order, one for each action completion; tool calls are placed by time.
-function stepsOf(details) {
+function stepsOf(details, rollout) {
   const steps = [...details.steps].sort((a, b) => a.step_number - b.step_number);
   const list = el("div", "timeline");
   let action = 0;
@@ -169,7 +229,12 @@ function stepsOf(details) {
     const calls = details.tool_calls.filter((call) => askedBy(call, details.completions) === place);
     const step = completion.kind === "action" ? steps[action++] : undefined;
     const title = completion.kind === "action" ? `Step ${action}` : completion.kind === "plan" ? "Plan" : "Final answer";
-    list.append(completionCard(title, completion, step, calls, details.code_tags));
+    const card = completionCard(title, completion, step, calls, details.code_tags);
+    if (rollout) {
+      card.id = `turn-${place + 1}`;
+      card.querySelector("h2").append(link(`${rolloutHash(rollout)}/${place + 1}`, "anchor", "#"));
+    }
+    list.append(card);
   });
   if (!details.completions.length) list.append(el("p", "none", "No completion was served."));
   for (const step of steps.slice(action)) {
@@ -204,7 +269,7 @@ function promptParts(completion) {
   const system = completion.messages.filter((m) => m.role === "system");
   const others = completion.messages.filter((m) => m.role !== "system");
   const box = (label, messages) => folded([label], "prompt", () => el("div", "", ...messages.map((m) =>
-    el("div", "message", el("h3", "", shown(m.role)), el("pre", "", shown(m.content))))));
+    el("div", "message", el("h3", "", shown(m.role), copier("copy", m.content)), el("pre", "", shown(m.content))))));
   return el("div", "prompts", system.length ? box("System prompt", system) : null,
     others.length ? box(`${counted(others.length, "new message")} in the prompt`, others) : null);
 }
@@ -227,7 +292,7 @@ function modelText(text, [open, close]) {
 }
 
 function part(kind, text) {
-  return el("div", `part part-${kind}`, el("h3", "", kind),
+  return el("div", `part part-${kind}`, el("h3", "", kind, kind === "code" ? copier("copy", text.trim()) : null),
     el("pre", "", kind === "code" ? coloured(text.replace(/^\n+|\s+$/g, "")) : shown(text.trim())));
 }
 
@@ -258,8 +323,11 @@ function tokenPanel(line) {
 
 function tokenView(line) {
   const entries = line.entries || JSON.parse(document.getElementById("token-table").textContent);
-  const told = el("p", "told", "Point at a token to see its id and probability.");
+  const told = el("p", "told", "Point at a token, or walk with the arrow keys, to see its id and probability.");
   const text = el("div", "ids");
+  text.tabIndex = 0;
+  text.setAttribute("role", "group");
+  text.setAttribute("aria-label", "tokens");
   const classes = line.runs.flatMap((length, place) => Array(length).fill(place % 2 === 1));
   const logprobs = [];
   const first = classes.indexOf(true);
@@ -286,17 +354,37 @@ function tokenView(line) {
     else if (line.total > until) text.append(` … ${counted(line.total - until, "more token")} in the groups file`);
   }
 
-  text.addEventListener("pointerover", (event) => {
-    const span = event.target.closest("[data-place]");
-    if (!span) return;
+  let at = null;
+
+  function tell(span) {
+    if (at) at.classList.remove("at");
+    at = span;
+    span.classList.add("at");
     const place = Number(span.dataset.place);
     const id = entries[line.tokens[place]][0];
     const logprob = logprobs[place] === null ? "" : `, log-prob ${(-logprobs[place] / 1000).toFixed(3)}, probability ${(100 * Math.exp(-logprobs[place] / 1000)).toFixed(2)} %`;
     told.textContent = span.title = `place ${place}, id ${id}, ${classes[place] ? "trained" : "masked"}${logprob}`;
+  }
+
+  text.addEventListener("pointerover", (event) => {
+    const span = event.target.closest("[data-place]");
+    if (span) tell(span);
+  });
+  told.setAttribute("role", "status");
+  text.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 20, ArrowUp: -20 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    const from = at ? Number(at.dataset.place) + step : Math.max(0, first);
+    const span = text.querySelector(`[data-place="${Math.max(0, Math.min(line.tokens.length - 1, from))}"]`);
+    if (!span) return;
+    event.preventDefault();
+    tell(span);
+    span.scrollIntoView({ block: "nearest" });
   });
   more(0);
   const legend = el("p", "legend", el("span", "m", "masked"));
   if (line.logprobs) for (const [place, [, label]] of CHANCES.entries()) legend.append(el("span", `t p-${place}`, label));
   else legend.append(el("span", "t p-unknown", "trained, no log-probs"));
+  legend.append(copier("copy the ids", () => JSON.stringify(line.tokens.map((place) => entries[place][0]))));
   return el("div", "", legend, told, text);
 }

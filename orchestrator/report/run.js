@@ -1,8 +1,8 @@
 // The data of the run, and what is computed from them.
 
 const LIVE = document.getElementById("live") !== null;
-const run = { facts: [], notes: [], warnings: [], kinds: {}, groups: [], rollouts: [], bad_tasks: [],
-  totals: null, skipped: { rollout_lines: 0, group_lines: 0 }, left_out: 0, forgotten: 0, forgotten_groups: 0, most: null };
+const run = { name: "", directory: "", facts: [], notes: [], warnings: [], kinds: {}, groups: [], rollouts: [], bad_tasks: [],
+  totals: null, skipped: { rollout_lines: 0, group_lines: 0 }, left_out: 0, only: "", forgotten: 0, forgotten_groups: 0, most: null };
 const groupOf = new Map();
 const rolloutOf = new Map();
 
@@ -18,6 +18,11 @@ function isUnderWay(group) {
 
 function isCorrect(rollout) {
   return rollout.solved;
+}
+
+// Of the attempts with this outcome: whether any solved its task.
+function anyCorrect(rollouts, outcome) {
+  return rollouts.some((r) => r.outcome === outcome && isCorrect(r));
 }
 
 function counts(names) {
@@ -53,12 +58,29 @@ function compute(group) {
   const made = group.attempts.filter((r) => r.counts);  // without those that came again with their score
   group.draws = made.length - new Set(made.map((r) => r.index)).size;
   const scores = group.members.map((m) => m.score);
+  group.right = group.members.length > 0 && group.members.every(isCorrect);
+  group.wrong = group.members.length > 0 && !group.members.some(isCorrect);
   group.mean = mean(scores);
   group.spread = deviation(scores);
   group.tokens = mean(group.members.map((m) => m.tokens));
   group.seconds = mean(known(group.members.map((m) => m.duration_s)));
   group.outcomes = counts(group.attempts.map((r) => r.outcome)).join();
-  group.text = [group.task, group.question, group.dropped, ...group.attempts.map((r) => r.answer || "")].join("\n").toLowerCase();
+  group.text = [group.task, group.question, group.dropped,
+    ...group.attempts.flatMap((r) => [r.id, r.answer || "", r.reason, ...Object.keys(r.errors)])].join("\n").toLowerCase();
+}
+
+// Adds what this file has of transcripts and tools to what is searched: when somebody searches for the first time.
+let searchable = LIVE;
+
+function readTranscripts() {
+  if (searchable) return;
+  searchable = true;
+  for (const rollout of run.rollouts.filter((r) => r.detail !== null)) {
+    const { completions, steps, tool_calls: calls } = JSON.parse(document.getElementById(`detail-${rollout.detail}`).textContent);
+    const said = [...completions.flatMap((c) => [c.reasoning, c.text]), ...steps.flatMap((s) => [s.code, s.observations, s.error]),
+      ...calls.flatMap((c) => [c.name, c.arguments, c.output || "", c.error || ""])];
+    groupOf.get(rollout.group).text += `\n${said.join("\n").toLowerCase()}`;
+  }
 }
 
 // What the page shows of a rollout besides its row; null: this file does not have it.

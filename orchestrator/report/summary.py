@@ -5,14 +5,15 @@ reads again. Memory does not grow with the run: of each group that was forgotten
 but for an id that comes again after it was forgotten.
 """
 
+import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from orchestrator.report.totals import Row, Totals, is_aside
+from orchestrator.report.totals import MOST_ERRORS, Row, Totals, is_aside
 from orchestrator.run.files import DROPPED_FILE, is_going_on, read_description, record_of
 from orchestrator.run.lenient import (
     Skipped,
@@ -30,10 +31,18 @@ from orchestrator.run.lenient import (
 from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
 MOST_ATTEMPTS = 20_000  # that have a row; of those before, the figures are kept
+MOST_HELD = 1000  # groups that are not forgotten, as something in them is wanted
 MOST_BAD_TASKS = 500  # that are told one by one
 MAX_PARTS = 100  # of a score, that are shown
 _MOST_NUMBER_BYTES = 4 << 20
 MAX_WAITS = 100  # of one kind and rollout, shown in the time line
+_KINDS = [{True, False}, {False}, {True}, set[bool]()]  # of groups, by what its members solved
+_MOST_ERROR_CHARS = 4000
+_OF_CODE = "AgentExecutionError"  # smolagents' name for whatever the model's code raised
+_EXCEPTION = re.compile(
+    r"^[ \t]*(?:[\w.]+\.)?(\w*(?:Error|Exception|Warning|Interrupt|Exit|Iteration))\b:?\s*(.*)", re.M
+)
+_MODULE = re.compile(r"No module named '([\w.]{1,60})'")
 _TIMES = ("started_at", "launch_s", "duration_s", "waiting_s", "cpu_s")
 _TOKEN_SOURCES: dict[TokenSource, str] = {
     "retokenized": "retokenized, that is their ids were made from text again and may differ from those sampled",
@@ -49,6 +58,8 @@ class Run:
     of its group's line in the groups file and its place in that group.
     """
 
+    name: str = ""
+    directory: str = ""  # as the user wrote it
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what makes the data less than they could be
@@ -65,6 +76,8 @@ class Run:
     def overview(self) -> dict[str, Any]:
         """What a finished and a live report show of the whole run."""
         return {
+            "name": self.name,
+            "directory": self.directory,
             "facts": self.facts,
             "notes": self.notes,
             "warnings": self.warnings,
@@ -75,15 +88,37 @@ class Run:
             "forgotten_groups": self.forgotten_groups,
         }
 
-    def best_first(self) -> list[Row]:
-        """Attempts, the most telling first: those of groups whose members differ before others."""
+    def most_telling(self) -> list[Row]:
+        """Attempts: the first of each outcome, then whole groups, in turns one of each level and kind: with right
+        and wrong answers, all wrong, all right, and those without a score."""
+        members: dict[int, list[Row]] = {}
+        for row in sorted(self.rollouts.values(), key=lambda row: (row["group"], row["index"], row["attempt"])):
+            members.setdefault(row["group"], []).append(row)
+        queues: dict[tuple[int, str], list[list[Row]]] = {}
+        for group, attempts in members.items():
+            kind = _KINDS.index({row["solved"] for row in attempts if row["score"] is not None})
+            queues.setdefault((kind, self.groups[group]["level"]), []).append(attempts)
+        turns = zip_longest(*(queue for _, queue in sorted(queues.items())), fillvalue=[])
+        rows = [row for turn in turns for attempts in turn for row in attempts]
+        firsts = {row["outcome"]: row["id"] for row in reversed(rows)}
+        return sorted(rows, key=lambda row: firsts[row["outcome"]] != row["id"])
 
-        def rank(row: Row) -> tuple[bool, bool, bool, int, int, int]:
-            group = self.groups[row["group"]]
-            disagrees = not group["divided"], not group["mixed"], not group["written"]
-            return *disagrees, row["group"], row["index"], row["attempt"]
 
-        return sorted(self.rollouts.values(), key=rank)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a page is to have: the rollout of that id, the group of that number, or all with that outcome."""
+
+    rollout: str | None = None
+    group: int | None = None
+    outcome: str | None = None
+
+    def __str__(self) -> str:
+        names = {"rollout": self.rollout, "group": self.group, "outcome": self.outcome}
+        return " and ".join(f"the {name} {value}" for name, value in names.items() if value is not None)
+
+    def fits(self, row: Row) -> bool:
+        given = {"id": self.rollout, "group": self.group, "outcome": self.outcome}
+        return all(row[name] == value for name, value in given.items() if value is not None)
 
 
 class Counting(Protocol):
@@ -93,19 +128,32 @@ class Counting(Protocol):
         """Counts an attempt of `group`; with -1 no longer, as a later line took its place."""
 
 
-def read_run(run_directory: Path, groups_file: Path | None, *, also: Counting | None = None) -> Run:
-    """Reads everything but the details. `also` counts every attempt, those too that get no row."""
+def read_run(
+    run_directory: Path,
+    groups_file: Path | None,
+    *,
+    also: Counting | None = None,
+    wanted: Wanted | None = None,
+) -> Run:
+    """Reads everything but the details. `also` counts every attempt, those too that get no row. Only rows that are
+    `wanted` are kept; the figures are of all."""
     # The last frame of a compressed file is closed at the end of its run; until then nothing is missing there.
-    reader = RunReader(run_directory, growing=is_going_on(run_directory), also=also)
+    reader = RunReader(run_directory, growing=is_going_on(run_directory), also=also, wanted=wanted)
     reader.read(groups_file)
-    return reader.run
+    run = reader.run
+    if wanted is not None:
+        run.rollouts = {name: row for name, row in run.rollouts.items() if wanted.fits(row)}
+        numbers = {row["group"] for row in run.rollouts.values()}
+        run.groups = {number: row for number, row in run.groups.items() if number in numbers}
+    return run
 
 
 class RunReader:
     """Reads a run that is over, or one that goes on, again and again: each time only what is new.
 
     `growing`: lines that are not whole yet are left for the next time. `behind_bytes`: of each file, at the first
-    time, only that much of its end is read. Groups that were begun first are forgotten first.
+    time, only that much of its end is read. Groups that were begun first are forgotten first, and last those with
+    something `wanted`.
     """
 
     def __init__(
@@ -115,8 +163,11 @@ class RunReader:
         growing: bool = False,
         behind_bytes: int | None = None,
         also: Counting | None = None,
+        wanted: Wanted | None = None,
     ) -> None:
-        self.run = Run()
+        self._wanted = wanted
+        self._held: set[int] = set()  # groups with something wanted
+        self.run = Run(name=run_directory.absolute().name, directory=str(run_directory))
         self._counting: tuple[Counting, ...] = (self.run.totals,) if also is None else (self.run.totals, also)
         self._behind_bytes = behind_bytes
         self._directory = run_directory
@@ -195,7 +246,8 @@ class RunReader:
             group["reference"] = text(line.get("reference"), 2000)
         self._add(row, group, offset)
         while max(len(run.rollouts), len(run.groups)) > MOST_ATTEMPTS:
-            self._forget(next(iter(run.groups)))
+            rest = (number for number in islice(run.groups, MOST_HELD + 1) if number not in self._held)
+            self._forget(next(rest, next(iter(run.groups))))
         return True
 
     def _add(self, row: Row, group: Row, offset: int) -> None:
@@ -214,6 +266,8 @@ class RunReader:
             _keep_last(self._ungraded, place, None, keep=())
         for counting in self._counting:
             counting.count(row, group)
+        if self._wanted is not None and len(self._held) < MOST_HELD and self._wanted.fits(row):
+            self._held.add(row["group"])
         names[name] = None
         run.rollouts[name] = row
         run.places[name] = offset
@@ -350,8 +404,36 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "retries": _sum(completions, "retries"),
         "calls": len(objects(line.get("tool_calls"))),
         "node": text(line.get("node"), 80),
+        "policy": _policy(completions),
+        "errors": _errors(objects(line.get("steps"))),
         "waits": _waits(completions, objects(line.get("tool_calls"))),
     }
+
+
+def _policy(completions: list[Row]) -> str:
+    """The newest weights that sampled for it; empty: unknown."""
+    last = completions[-1] if completions else {}
+    spans = objects(last.get("policy_spans"))
+    return text(spans[-1].get("newest") if spans else last.get("policy_version"), 80)
+
+
+def _errors(steps: list[Row]) -> dict[str, tuple[int, str]]:
+    """Errors of steps by their kind, an exception's type and for imports its module: (in how many steps, the first
+    text)."""
+    errors: dict[str, tuple[int, str]] = {}
+    for step in steps:
+        whole, kind = text(step.get("error"), _MOST_ERROR_CHARS), text(step.get("error_type"), 80)
+        example = whole.lstrip().partition("\n")[0]
+        if kind == _OF_CODE and (raised := _EXCEPTION.findall(whole)):
+            kind, example = raised[-1]
+        if not kind:
+            continue
+        if kind == "ModuleNotFoundError" and (module := _MODULE.search(example)):
+            kind += f" {module[1]}"
+        times, first = errors.get(kind, (0, example[:200]))
+        if times or len(errors) < MOST_ERRORS:
+            errors[kind] = times + 1, first
+    return errors
 
 
 def _sum(completions: list[Row], name: str) -> int:

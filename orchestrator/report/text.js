@@ -60,6 +60,17 @@ function button(text, action) {
   return element;
 }
 
+// Puts a text on the clipboard. `text`: it, or what makes it.
+function copier(label, text) {
+  const element = button(label, async () => {
+    const copied = await navigator.clipboard.writeText(typeof text === "function" ? text() : text).then(() => true, () => false);
+    element.textContent = copied ? "copied" : "not allowed here";
+    setTimeout(() => { element.textContent = label; }, 1500);
+  });
+  element.className = "copy";
+  return element;
+}
+
 function titled(element, title) {
   element.title = plain(title);
   return element;

@@ -10,15 +10,17 @@ const span = { from: null, to: null };  // what is shown, in seconds since the f
 // Rollouts in lanes, as many as ran at a time; those of one node stay together.
 function lanesOf(rollouts) {
   const timed = rollouts.filter((r) => r.started_at !== null && r.duration_s !== null);
-  const start = timed.reduce((least, r) => Math.min(least, r.started_at - (r.launch_s || 0)), Infinity);
+  const launched = (r) => r.started_at - (r.launch_s || 0);
+  const start = timed.reduce((least, r) => Math.min(least, launched(r)), Infinity);
   const byNode = new Map();
-  for (const rollout of timed.sort((a, b) => a.started_at - b.started_at)) {
+  for (const rollout of timed.sort((a, b) => launched(a) - launched(b))) {
     if (!byNode.has(rollout.node)) byNode.set(rollout.node, []);
     const lanes = byNode.get(rollout.node);
     const from = rollout.started_at - start;
-    const idle = lanes.length && lanes[0].until <= from + GAP;  // the first one is idle for longest
+    const begins = launched(rollout) - start;  // a slot is taken while its sandbox starts, too
+    const idle = lanes.length && lanes[0].until <= begins + GAP;  // the first one is idle for longest
     const lane = idle ? lanes.shift() : { node: rollout.node, until: 0, bars: [] };
-    const launch = Math.max(lane.until, from - (rollout.launch_s || 0));
+    const launch = Math.max(lane.until, begins);
     lane.bars.push({ rollout, launch, from, to: from + rollout.duration_s });
     lane.until = from + rollout.duration_s;
     let [low, high] = [0, lanes.length];  // lanes stay in the order in which they become idle

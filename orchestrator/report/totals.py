@@ -4,12 +4,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.rules.estimates import wilson
 from orchestrator.run.lenient import count, mapping, number, numbers, objects
 from orchestrator.types import FailedName, is_solved
 
 Row = dict[str, Any]
 MOST_NAMES = 200  # of one kind; what has further names is counted under OTHERS
 OTHERS = "others"
+MOST_ERRORS = 12  # kinds of them that are shown
 BINS = 20  # of scores from 0 to 1
 UNGRADABLE = "not gradable, scored 0"
 PARTS = ("level", "source")
@@ -28,15 +30,30 @@ class Reason:
 
 
 @dataclass(slots=True)
+class Met:
+    """In how many steps of how many rollouts an error was met, and its first text."""
+
+    steps: int = 0
+    rollouts: int = 0
+    example: str = ""
+
+    def add(self, by: int, steps: int, example: str) -> None:
+        self.rollouts += by
+        self.steps += by * steps
+        self.example = self.example or example
+
+
+@dataclass(slots=True)
 class Totals:
     """Counts of attempts come from rollouts.jsonl, counts of written groups from the groups file.
 
     `tokens`: sampled by all attempts; `scored_tokens`: by scored ones. `repeated`: requests for completions.
-    `began`, `ended`: Unix seconds. `not_scored`: by outcome, with the first reason; `drawn_again`: by the outcome
-    that was drawn again. `scores`: for each bin how many solved their task and how many did not. `parts`: for each
-    level and source how many of how many solved. `mixed` and `divided`: written groups whose members differ in
-    score and in being solved. `trained_tokens`, `untrained_tokens`: sampled in written groups, by whether the
-    groups file has their line.
+    `began`, `ended`: Unix seconds. `not_scored`: by outcome, with the first reason; `drawn_again`: by the
+    outcome that was drawn again. `solved_as`: of the solved ones, by outcome. `errors`: of steps, by their
+    kind. `scores`: for each bin how many solved their task and how many did not. `parts`: for each level and
+    source how many of how many solved. `mixed` and `divided`: written groups whose members differ in score and
+    in being solved; `all_right`, `all_wrong`: those in which all were solved, and none. `trained_tokens`,
+    `untrained_tokens`: sampled in written groups, by whether the groups file has their line.
     """
 
     attempts: int = 0
@@ -49,6 +66,8 @@ class Totals:
     began: float | None = None
     ended: float | None = None
     outcomes: Counter[str] = field(default_factory=Counter)
+    solved_as: Counter[str] = field(default_factory=Counter)
+    errors: dict[str, Met] = field(default_factory=dict)
     token_sources: Counter[str] = field(default_factory=Counter)
     not_scored: dict[str, Reason] = field(default_factory=dict)
     drawn_again: dict[str, Reason] = field(default_factory=dict)
@@ -59,6 +78,8 @@ class Totals:
     written: int = 0
     mixed: int = 0
     divided: int = 0
+    all_right: int = 0
+    all_wrong: int = 0
     trained_tokens: int = 0
     untrained_tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -67,6 +88,9 @@ class Totals:
         """Counts an attempt of `group`; with -1 no longer, as a later line took its place."""
         self.attempts += by
         self.outcomes[_name(row["outcome"], self.outcomes)] += by
+        self.solved_as[_name(row["outcome"], self.solved_as)] += by * row["solved"]
+        for error, (times, example) in row["errors"].items():
+            self.errors.setdefault(_name(error, self.errors), Met()).add(by, times, example)
         self.token_sources[_name(row["token_source"], self.token_sources)] += by
         self.tokens += by * row["tokens"] * row["counts"]
         self.repeated += by * row["retries"] * row["counts"]
@@ -108,7 +132,10 @@ class Totals:
         scored = [(score, part) for score, part in zip(scores, parts, strict=False) if score is not None]
         self.written += 1
         self.mixed += len({score for score, _ in scored}) > 1
-        self.divided += len({is_solved(score, part) for score, part in scored}) > 1
+        solved = {is_solved(score, part) for score, part in scored}
+        self.divided += len(solved) > 1
+        self.all_right += solved == {True}
+        self.all_wrong += solved == {False}
         for one in members:
             sampled, missing = count(one.get("completion_tokens")), number(one.get("untrained_share")) or 0.0
             untrained = round(sampled * max(0.0, min(1.0, missing)))
@@ -125,12 +152,22 @@ class Totals:
             **{name: getattr(self, name) for name in ("attempts", "scored", "solved", "score", "scored_tokens")},
             **{name: getattr(self, name) for name in ("repeated", "began", "ended", "scores", "bad_tasks")},
             **{name: getattr(self, name) for name in ("groups", "written", "mixed", "divided")},
-            "outcomes": (+self.outcomes).most_common(),
+            **{name: getattr(self, name) for name in ("all_right", "all_wrong")},
+            "interval": wilson(self.solved / self.scored, self.scored) if self.scored else None,
+            "outcomes": [(name, times, self.solved_as[name]) for name, times in (+self.outcomes).most_common()],
+            "errors": self._errors(),
             "not_scored": _most(self.not_scored),
             "drawn_again": _most(self.drawn_again),
             "parts": {part: dict(sorted(shares.items())) for part, shares in self.parts.items()},
             "dropped": (+self.dropped).most_common(),
         }
+
+    def _errors(self) -> list[tuple[str, int, int, str]]:
+        """(kind, steps, rollouts, an example), the commonest first."""
+        ranked = sorted(self.errors.items(), key=lambda it: (-it[1].rollouts, -it[1].steps))
+        return [
+            (name, met.steps, met.rollouts, met.example) for name, met in ranked[:MOST_ERRORS] if met.rollouts > 0
+        ]
 
 
 def is_aside(override: Row) -> bool:

@@ -91,7 +91,7 @@ def until(page, true: str) -> None:
 
 def test_the_table_has_a_row_for_every_group_and_the_summary_counts_them(page):
     assert groups(page) == [str(number) for number in range(10)]
-    assert page.locator(".tile b").first.text_content() == "9"
+    assert page.locator(".tile b").nth(2).text_content() == "9"
     assert page.locator(".histogram rect.correct").count() == 20
     failed = page.locator(".bars").nth(1).locator(".name").all_text_contents()
     assert sorted(failed) == ["bad_task", "llm_error", "sandbox_lost"]
@@ -280,13 +280,125 @@ def test_the_keys_search_walk_the_groups_and_go_back(page):
     at(page, "#group-2")
     page.keyboard.press("k")
     at(page, "#group-1")
-    page.locator(".card .open").first.click()
+    page.locator(".card .open a").first.click()
+    at(page, "#rollout-g000001-r00-a0")
+    page.keyboard.press("n")
+    at(page, "#rollout-g000001-r01-a0")
+    page.keyboard.press("p")
     at(page, "#rollout-g000001-r00-a0")
     page.keyboard.press("Escape")
     at(page, "#group-1")
     page.keyboard.press("Escape")
     page.wait_for_selector("#overview:not([hidden])")
     assert groups(page) == [str(number) for number in range(8)]
+    assert page.url.endswith("#?search=sales")
+
+
+def test_the_address_holds_search_filter_and_order(page, report: str):
+    page.fill("#search", "sales")
+    page.select_option("#which", "divided")
+    page.locator("th.c-tokens button").click()
+    page.locator("th.c-tokens button").click()
+    shown, address = groups(page), page.url
+    page.goto("about:blank")
+    page.goto(address)
+    assert groups(page) == shown
+    assert page.input_value("#search") == "sales"
+    assert page.locator("th.c-tokens").get_attribute("aria-sort") == "descending"
+    page.locator(".groups tbody .c-group a").first.click()
+    page.wait_for_selector("#view:not([hidden])")
+    page.locator(".path a").first.click()
+    at(page, address[len(report) :])
+    assert groups(page) == shown
+
+
+def test_transcripts_ids_and_errors_are_searched(page):
+    for words, found in (("g000003-r01-a0", ["3"]), ("I add them up.", ["1"]), ("TypeError", ["1"])):
+        page.fill("#search", words)
+        assert found[0] in groups(page), words
+        assert len(groups(page)) < 10, words
+
+
+def test_groups_that_are_all_right_or_all_wrong_are_one_click_away(page, report: str):
+    counted = {}
+    for link in page.locator(".tile.links a").all():
+        number, kind = (link.text_content() or "").split(" ", 1)
+        link.click()
+        shows(page)
+        counted[kind] = int(number)
+        assert len(groups(page)) - int(number) in (0, 1)  # the one that was not written is not counted
+        page.go_back()
+    assert set(counted) == {"right and wrong", "all wrong", "all right"}
+
+
+def test_the_commonest_errors_lead_to_where_they_were_met(page):
+    errors = page.locator(".panel", has_text="Commonest errors").locator("li")
+    assert errors.first.text_content().startswith("TypeError in 16 rollouts, 16 steps ")
+    errors.first.locator("a").click()
+    shows(page)
+    assert page.input_value("#search") == "TypeError"
+    assert set(groups(page)) < set(map(str, range(10)))
+
+
+def test_a_link_opens_the_turn_that_it_names(page, report: str):
+    open_at(page, report, "#rollout-g000001-r01-a0")
+    last = page.locator(".turn").last
+    last.locator(".anchor").click()
+    at(page, "#rollout-g000001-r01-a0/3")
+    page.goto("about:blank")
+    open_at(page, report, "#rollout-g000001-r01-a0/3")
+    top = page.locator("#turn-3").evaluate("turn => turn.getBoundingClientRect().top")
+    assert abs(top) < 900
+    assert page.title() == "g000001-r01-a0 – run0 – run report"
+
+
+def test_two_rollouts_stand_side_by_side_and_the_first_difference_is_marked(page, report: str):
+    open_at(page, report, "#beside-g000001-r00-a0/g000001-r01-a0")
+    assert page.locator(".beside .differs").count() == 1
+    assert page.locator(".beside .turn").count() == 5
+    page.select_option("select[aria-label='the right rollout']", "g000001-r00-a0")
+    at(page, "#beside-g000001-r00-a0/g000001-r00-a0")
+    assert "They say the same." in page.locator("#view header").text_content()
+    for place in ("#beside-g000001-r00-a0/g000002-r00-a0", "#beside-g000001-r00-a0"):  # of another group; half
+        open_at(page, report, place)
+        assert page.locator("#overview").is_visible()
+
+
+def test_code_prompts_ids_and_the_command_of_a_replay_are_copied(page, report: str):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    open_at(page, report, "#rollout-g000001-r01-a0")
+    page.get_by_role("button", name="copy the command that replays it").click()
+    page.get_by_role("button", name="copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("orchestrator replay /")
+    assert copied.endswith("--rollout g000001-r01-a0")
+    page.locator(".turn").nth(1).locator(".part-code .copy").click()
+    until(page, "navigator.clipboard.readText().then((text) => text.startsWith('total = '))")
+    page.click(".tokens > summary")
+    page.get_by_role("button", name="copy the ids").click()
+    until(page, "navigator.clipboard.readText().then((text) => JSON.parse(text).length > 100, () => false)")
+
+
+def test_tokens_are_read_by_keyboard(page, report: str):
+    open_at(page, report, "#rollout-g000001-r00-a0")
+    page.click(".tokens > summary")
+    until(page, "document.querySelectorAll('.ids .t').length > 20")
+    page.locator(".ids").focus()
+    page.keyboard.press("ArrowRight")
+    first = page.locator(".tokens .told").text_content()
+    page.keyboard.press("ArrowRight")
+    assert "trained, log-prob" in first
+    places = [int(text.split()[1].rstrip(",")) for text in (first, page.locator(".tokens .told").text_content())]
+    assert places[1] == places[0] + 1
+
+
+def test_a_group_without_a_right_answer_has_no_green_outcome(page):
+    green = page.locator(".groups tbody tr").evaluate_all(
+        "rows => rows.map(row => [row.querySelectorAll('.badge.finished').length > 0, "
+        "row.querySelectorAll('.scores .correct').length > 0])"
+    )
+    assert all(badge == right for badge, right in green)
+    assert {badge for badge, _ in green} == {True, False}
 
 
 def test_an_address_of_nothing_shows_the_run(page, report: str):
@@ -307,7 +419,7 @@ def opened_apart(page, folder: Path):
 
 def test_a_report_of_an_empty_run_opens(page, tmp_path: Path):
     empty, errors = opened_apart(page, tmp_path)
-    assert empty.locator(".tile b").first.text_content() == "0"
+    assert empty.locator(".tile b").all_text_contents()[:3] == ["–", "–", "0"]
     assert "no rollout was scored" in empty.locator(".panels").text_content()
     assert errors == []
 

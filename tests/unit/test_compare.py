@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.comparing.comparison import ComparedRun, Difference
-from orchestrator.evaluation.estimates import estimate_mean
+from orchestrator.rules.estimates import estimate_mean
 from tests.fakes.odd_run import an_attempt_line, write_odd_run
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"

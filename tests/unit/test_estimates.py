@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.evaluation.estimates import estimate_pass_at_k, pass_at_k, sizes_of_k, wilson
+from orchestrator.rules.estimates import estimate_pass_at_k, pass_at_k, sizes_of_k, wilson
 
 
 @pytest.mark.parametrize("samples", range(1, 7))

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from orchestrator import report
-from orchestrator.report import write_report
+from orchestrator.errors import ConfigError
+from orchestrator.report import summary, write_report
 from orchestrator.report.details import TokenTable
 from orchestrator.report.page import Page, as_block
+from orchestrator.report.summary import Wanted
 from orchestrator.run.lines import dumps
 from tests.fakes.odd_run import an_attempt_line, write_odd_run
 from tests.fakes.synthetic_run import HOSTILE, WordTokenizer, write_synthetic_run
@@ -192,8 +194,74 @@ def test_a_large_run_keeps_every_group_and_says_what_was_left_out(synthetic, mon
     told = page.block("run")
     assert len(told["groups"]) == len(whole.block("run")["groups"])
     assert told["left_out"] == len(told["rollouts"]) - 6
-    divided = {group["number"] for group in told["groups"] if group["divided"]}
-    assert {row["group"] for row in told["rollouts"] if row["detail"] is not None} <= divided
+    detailed = [row for row in told["rollouts"] if row["detail"] is not None]
+    assert {row["outcome"] for row in detailed} == {row["outcome"] for row in told["rollouts"]}
+
+
+def test_details_are_of_each_outcome_and_of_groups_of_each_kind_and_level_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Eight groups of two: right and wrong, all wrong, all right, each twice on either of two levels."""
+    kinds = [(1.0, 0.0), (0.0, 0.0), (1.0, 1.0)]
+    attempts = [
+        an_attempt_line(rollout_id=f"g{group}-r{index}", group=group, index=index, level=level, score=score)
+        for group, (level, scores) in enumerate((level, scores) for scores in kinds for level in "1122")
+        for index, score in enumerate(scores)
+    ]
+    late = an_attempt_line(rollout_id="late", group=3, index=0, level="2", outcome="max_steps", score=0.0)
+    lines(tmp_path / "rollouts.jsonl", *attempts, late)
+    monkeypatch.setattr(report, "MAX_DETAILED", 14)
+    rows = [row for row in written(tmp_path).block("run")["rollouts"] if row["detail"] is not None]
+    assert {row["outcome"] for row in rows} == {"finished", "max_steps"}
+    assert {row["group"] for row in rows if row["id"] != "late"} == {0, 2, 4, 6, 8, 10, 1}
+
+
+def test_a_page_may_have_one_rollout_group_or_outcome_alone(tmp_path: Path, synthetic):
+    run, _, whole = synthetic
+    for wanted, expected in (
+        (Wanted(rollout="g000001-r01-a0"), {"g000001-r01-a0"}),
+        (Wanted(group=2), {row["id"] for row in whole.block("run")["rollouts"] if row["group"] == 2}),
+        (Wanted(outcome="sandbox_lost"), {"g000008-r00-a0", "g000008-r00-a1", "g000008-r00-a2"}),
+    ):
+        page = tmp_path / "page.html"
+        write_report(run, run / "groups.jsonl", page, wanted=wanted)
+        told = Elements(page.read_text()).block("run")
+        assert {row["id"] for row in told["rollouts"]} == expected
+        assert {group["number"] for group in told["groups"]} == {row["group"] for row in told["rollouts"]}
+        assert told["totals"] == whole.block("run")["totals"]
+        assert told["only"] == str(wanted)
+        assert all(row["detail"] is not None for row in told["rollouts"])
+    with pytest.raises(ConfigError, match="has nothing of the rollout no"):
+        write_report(run, run / "groups.jsonl", page, wanted=Wanted(rollout="no"))
+
+
+def test_what_is_wanted_is_found_however_long_the_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(summary, "MOST_ATTEMPTS", 5)
+    lines(tmp_path / "rollouts.jsonl", *(an_attempt_line(rollout_id=f"r{n}", group=n) for n in range(40)))
+    write_report(tmp_path, tmp_path / "groups.jsonl", tmp_path / "page.html", wanted=Wanted(rollout="r3"))
+    told = Elements((tmp_path / "page.html").read_text()).block("run")
+    assert [row["id"] for row in told["rollouts"]] == ["r3"]
+    assert told["totals"]["attempts"] == 40
+
+
+def test_errors_of_steps_are_counted_by_type_and_by_the_module_that_is_missing(tmp_path: Path):
+    def failed(*texts: str, type: str = "AgentExecutionError") -> dict[str, Any]:
+        return {"steps": [{"error_type": type, "error": text} for text in texts]}
+
+    pandas = "Traceback (most recent call last):\n  File 1\nModuleNotFoundError: No module named 'pandas'"
+    lines(
+        tmp_path / "rollouts.jsonl",
+        an_attempt_line(rollout_id="a", **failed(pandas, pandas)),
+        an_attempt_line(rollout_id="b", **failed(pandas, "x.y.ConnectionError: refused", "nothing known\nmore")),
+        an_attempt_line(rollout_id="c", **failed("ValueError: not by code", type="AgentParsingError")),
+        an_attempt_line(rollout_id="d", **failed(*(f"E{n}Error: {n}" for n in range(100)))),
+        an_attempt_line(rollout_id="e", **failed("\n" * 100_000 + "a" * 100_000, "a." * 50_000)),
+    )
+    errors = written(tmp_path).block("run")["totals"]["errors"]
+    assert errors[0] == ["ModuleNotFoundError pandas", 3, 2, "No module named 'pandas'"]
+    assert ["ConnectionError", 1, 1, "refused"] in errors
+    assert ["AgentParsingError", 1, 1, "ValueError: not by code"] in errors
+    assert len(errors) <= 12
 
 
 def test_details_past_the_size_are_left_out(synthetic, monkeypatch: pytest.MonkeyPatch):

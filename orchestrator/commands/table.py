@@ -199,9 +199,15 @@ COMMANDS = (
                 unset="sft, messages: 1; else all",
             ),
             _option(
+                "solved",
+                Flag(),
+                "only solved rollouts; of pairs the chosen one is solved, the rejected one is not",
+                unset="sft, messages, dpo: true without --threshold; else false",
+            ),
+            _option(
                 "threshold", _SCORE, "only rollouts, or chosen ones of pairs, of at least this score", unset="all"
             ),
-            _option("margin", _SCORE, "only pairs whose scores differ by at least this", unset="any difference"),
+            _option("margin", _SCORE, "only pairs whose scores differ by at least this", unset="0.5"),
             _option("max_tokens", Integer(1), "only rollouts that are no longer", unset="all"),
         ),
         settings_of="run_dir",

@@ -1,11 +1,14 @@
 """All commands: their names, settings, options and one line of help each. Imports little: help must be quick."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.launch.names import EXTRAS
+from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.flags import OPTIONS, Command
 from orchestrator.settings.kinds import Choice, File, Files, Flag, Integer, Kind, Number, Size, Text, seconds
+from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.settings.row import Setting
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.settings.tasks import TaskSettings
@@ -30,6 +33,14 @@ def _option(
 
 _JSON = _option(
     "json", Flag(), "one JSON object on stdout, all else on stderr; its fields: docs/runs.md", default=False
+)
+_PRICES = tuple(
+    replace(row, group=OPTIONS, text=f"{row.text}, of runs without prices")
+    for row in (
+        OpenAISettings.rows()["prompt_price"],
+        OpenAISettings.rows()["completion_price"],
+        RolloutSettings.rows()["price_table"],
+    )
 )
 COMMANDS = (
     Command(
@@ -146,20 +157,21 @@ COMMANDS = (
                 unset="the run's own, where it is on this machine",
             ),
             _option("browser", Flag(), "open it in a browser", default=False),
+            *_PRICES,
         ),
     ),
     Command(
         "runs",
         "lists runs: when, command, model, groups, solved rollouts, cost, and whether they are over",
         arguments=(_option("folder", File(), "the folder that holds the run directories", default=Path("runs")),),
-        options=(_JSON,),
+        options=(_JSON, *_PRICES),
     ),
     Command(
         "compare",
         "shows runs side by side: outcomes, solved tasks with intervals, tokens, money, and which tasks changed",
         arguments=(_option("runs", Files(2), "run directories; the others are compared with the first"),),
         repeats=True,
-        options=(_JSON, _option("html", File(), "also write it as a page", unset="none")),
+        options=(_JSON, _option("html", File(), "also write it as a page", unset="none"), *_PRICES),
     ),
     Command(
         "replay",

@@ -20,15 +20,24 @@ from orchestrator.run.files import (
     report_beside,
     saved_tokenizer,
 )
-from orchestrator.terminal.closing import outcomes_text, print_rows
+from orchestrator.run.prices import PriceList
+from orchestrator.terminal.closing import cost_text, outcomes_text, print_rows
 
 
-def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -> int:
+def run(
+    path: Path,
+    output: Path | None,
+    tokenizer: str | None,
+    browser: bool,
+    prompt_price: float | None,
+    completion_price: float | None,
+    price_table: Path | None,
+) -> int:
     """0: the report is written. Raises ConfigError for files that are no run, OutputError."""
-    files = find_run(path)
+    files, price_list = find_run(path), PriceList.read(prompt_price, completion_price, price_table)
     html = output or _beside(files)
     with os_error_as(OutputError, f"cannot write the report {html}", "; set --output to another place"):
-        summary = _write(files, html, _tokenizer(files, tokenizer))
+        summary = _write(files, html, _tokenizer(files, tokenizer), price_list)
     empty = not summary.totals.attempts and not summary.bad_tasks
     if empty and (summary.skipped.rollout_lines or summary.skipped.group_lines):
         raise ConfigError(f"{path} holds lines, but no rollout: is it a groups file or a run directory?")
@@ -46,14 +55,14 @@ def _beside(files: RunFiles) -> Path:
     return report_beside(files.groups)
 
 
-def _write(files: RunFiles, html: Path, tokenizer: Tokenizer | None) -> Run:
+def _write(files: RunFiles, html: Path, tokenizer: Tokenizer | None, price_list: PriceList) -> Run:
     if files.directory is not None:
         groups = files.groups or files.directory / "groups.jsonl"
-        return write_report(files.directory, groups, html, tokenizer=tokenizer)
+        return write_report(files.directory, groups, html, tokenizer=tokenizer, price_list=price_list)
     assert files.groups is not None
     with tempfile.TemporaryDirectory(prefix="view-") as folder:
         write_rollouts(files.groups, Path(folder) / "rollouts.jsonl")
-        return write_report(Path(folder), files.groups, html, tokenizer=tokenizer)
+        return write_report(Path(folder), files.groups, html, tokenizer=tokenizer, price_list=price_list)
 
 
 def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
@@ -75,6 +84,8 @@ def _print(files: RunFiles, run: Run, html: Path) -> None:
         mean = totals.score / totals.scored
         rows.append(("scores", f"mean {mean:.3f}, {totals.solved} of {totals.scored} correct"))
     rows.append(("tokens", f"{totals.tokens} sampled"))
+    if totals.cost is not None:
+        rows.append(("cost", cost_text(totals.cost, totals.written, totals.trained)))
     rows += [("note", warning) for warning in run.warnings]
     if unread := run.skipped.rollout_lines + run.skipped.group_lines:
         rows.append(("unreadable", f"{unread} lines, skipped"))

@@ -12,20 +12,28 @@ from typing import Any
 from orchestrator.completion.base import Tokenizer
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import Page, as_block
-from orchestrator.report.summary import Run, read_run
+from orchestrator.report.summary import NO_PRICES, Run, read_run
 from orchestrator.run.files import record_of
 from orchestrator.run.lenient import read_at
+from orchestrator.run.prices import PriceList
 
 MAX_DETAILED = 200
 MAX_DETAIL_BYTES = 30_000_000
 
 
-def write_report(run_directory: Path, groups_file: Path, html: Path, *, tokenizer: Tokenizer | None = None) -> Run:
+def write_report(
+    run_directory: Path,
+    groups_file: Path,
+    html: Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    price_list: PriceList = NO_PRICES,
+) -> Run:
     """Writes `html`, completely or not at all, and returns its content. Blocks: seconds for a large run.
 
     Raises OSError on writing. Unusable lines are counted in the page. Without `tokenizer` tokens are shown as ids.
     """
-    run = read_run(run_directory, groups_file)
+    run = read_run(run_directory, groups_file, price_list=price_list)
     with Page(html) as page:
         table = TokenTable(tokenizer)
         left_out = _write_details(page, run, record_of(run_directory), groups_file, table)

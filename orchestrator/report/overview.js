@@ -14,6 +14,7 @@ const COLUMNS = [
     title: "attempts beyond one for each rollout: what broke was drawn again" },
   { name: "tokens", key: (g) => g.tokens, numeric: true, title: "sampled tokens, mean of its rollouts" },
   { name: "seconds", key: (g) => g.seconds, numeric: true, title: "duration, mean of its rollouts" },
+  { name: "cost", key: (g) => g.cost, numeric: true, optional: (g) => g.cost !== null, title: "of all its attempts" },
 ];
 
 function badge(outcome) {
@@ -82,6 +83,8 @@ function tiles() {
     tile(whole(totals.scored), totals.scored === 1 ? "rollout scored" : "rollouts scored", `${counted(totals.attempts, "attempt")} in all`),
     tile(score(totals.scored ? totals.score / totals.scored : null), "mean score", `${whole(totals.solved)} correct`),
     tile(whole(totals.scored_tokens), "tokens sampled", "in scored rollouts"),
+    totals.cost === null ? null : tile(money(totals.cost), "cost", totals.trained
+      ? `${money(totals.cost / totals.written)} a written group, ${money(totals.cost / totals.trained)} a trained rollout` : ""),
     tile(totals.began === null ? "–" : seconds(totals.ended - totals.began), "wall clock",
       isNaN(start) ? "" : start.toISOString().slice(0, 16).replace("T", " ") + " UTC"));
 }
@@ -310,6 +313,7 @@ function groupRow(group, columns) {
     "drawn again": () => whole(group.draws),
     tokens: () => whole(group.tokens),
     seconds: () => seconds(group.seconds),
+    cost: () => money(group.cost),
   };
   const row = el("tr", "", ...columns.map((c) => el("td", `${c.numeric ? "numeric" : ""} c-${c.name}`, cells[c.name]())));
   row.addEventListener("click", (event) => {

@@ -27,6 +27,7 @@ from orchestrator.run.lenient import (
     text,
     texts,
 )
+from orchestrator.run.prices import PriceList, Prices
 from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
 MOST_ATTEMPTS = 20_000  # that have a row; of those before, the figures are kept
@@ -34,6 +35,7 @@ MOST_BAD_TASKS = 500  # that are told one by one
 MAX_PARTS = 100  # of a score, that are shown
 _MOST_NUMBER_BYTES = 4 << 20
 MAX_WAITS = 100  # of one kind and rollout, shown in the time line
+NO_PRICES = PriceList()
 _TIMES = ("started_at", "launch_s", "duration_s", "waiting_s", "cpu_s")
 _TOKEN_SOURCES: dict[TokenSource, str] = {
     "retokenized": "retokenized, that is their ids were made from text again and may differ from those sampled",
@@ -93,10 +95,17 @@ class Counting(Protocol):
         """Counts an attempt of `group`; with -1 no longer, as a later line took its place."""
 
 
-def read_run(run_directory: Path, groups_file: Path | None, *, also: Counting | None = None) -> Run:
-    """Reads everything but the details. `also` counts every attempt, those too that get no row."""
+def read_run(
+    run_directory: Path,
+    groups_file: Path | None,
+    *,
+    also: Counting | None = None,
+    price_list: PriceList = NO_PRICES,
+) -> Run:
+    """Reads everything but the details. `also` counts every attempt, those too that get no row. `price_list`: for
+    a run without prices. Raises ConfigError if it lacks a model of the run."""
     # The last frame of a compressed file is closed at the end of its run; until then nothing is missing there.
-    reader = RunReader(run_directory, growing=is_going_on(run_directory), also=also)
+    reader = RunReader(run_directory, growing=is_going_on(run_directory), also=also, price_list=price_list)
     reader.read(groups_file)
     return reader.run
 
@@ -115,8 +124,11 @@ class RunReader:
         growing: bool = False,
         behind_bytes: int | None = None,
         also: Counting | None = None,
+        price_list: PriceList = NO_PRICES,
     ) -> None:
         self.run = Run()
+        self._price_list = price_list
+        self._prices: Prices | None = None
         self._counting: tuple[Counting, ...] = (self.run.totals,) if also is None else (self.run.totals, also)
         self._behind_bytes = behind_bytes
         self._directory = run_directory
@@ -133,6 +145,7 @@ class RunReader:
     def read(self, groups_file: Path | None) -> set[int]:
         """Takes what is new; gives the numbers of the groups of which something is."""
         run, changed = self.run, self._changed
+        self._prices = self._prices or self._price_list.of(read_description(self._directory))
         for offset, line in self._new(record_of(self._directory)):
             if line is None or not self._take(line, offset):
                 run.skipped.rollout_lines += 1
@@ -186,6 +199,8 @@ class RunReader:
                 run.bad_tasks.append({"task": text(line.get("task_id"), 300), "reason": reason})
             return True
         row = _rollout(line, text(rollout_id, 200), number)
+        took = row["id"], row["prompt_tokens"], row["tokens"]
+        row["cost"] = None if self._prices is None else self._prices.cost(*took)
         if number not in run.groups:
             run.groups[number] = _group(line, number)
             run.totals.groups += self._seen.add(number)

@@ -36,7 +36,7 @@ class Totals:
     that was drawn again. `scores`: for each bin how many solved their task and how many did not. `parts`: for each
     level and source how many of how many solved. `mixed` and `divided`: written groups whose members differ in
     score and in being solved. `trained_tokens`, `untrained_tokens`: sampled in written groups, by whether the
-    groups file has their line.
+    groups file has their line. `trained`: rollouts of written groups. `cost`: of all attempts; None: no prices.
     """
 
     attempts: int = 0
@@ -61,6 +61,8 @@ class Totals:
     divided: int = 0
     trained_tokens: int = 0
     untrained_tokens: int = 0
+    trained: int = 0
+    cost: float | None = None
     dropped: Counter[str] = field(default_factory=Counter)
 
     def count(self, row: Row, group: Row, by: int = 1) -> None:
@@ -70,6 +72,8 @@ class Totals:
         self.token_sources[_name(row["token_source"], self.token_sources)] += by
         self.tokens += by * row["tokens"] * row["counts"]
         self.repeated += by * row["retries"] * row["counts"]
+        if row["cost"] is not None:
+            self.cost = (self.cost or 0.0) + by * row["cost"] * row["counts"]
         if (start := row["started_at"]) is not None:
             end = start + (row["duration_s"] or 0.0)
             self.began = start if self.began is None else min(self.began, start)
@@ -109,6 +113,7 @@ class Totals:
         self.written += 1
         self.mixed += len({score for score, _ in scored}) > 1
         self.divided += len({is_solved(score, part) for score, part in scored}) > 1
+        self.trained += sum(not is_aside(one) for one in members)
         for one in members:
             sampled, missing = count(one.get("completion_tokens")), number(one.get("untrained_share")) or 0.0
             untrained = round(sampled * max(0.0, min(1.0, missing)))
@@ -124,6 +129,7 @@ class Totals:
         return {
             **{name: getattr(self, name) for name in ("attempts", "scored", "solved", "score", "scored_tokens")},
             **{name: getattr(self, name) for name in ("repeated", "began", "ended", "scores", "bad_tasks")},
+            **{name: getattr(self, name) for name in ("cost", "trained")},
             **{name: getattr(self, name) for name in ("groups", "written", "mixed", "divided")},
             "outcomes": (+self.outcomes).most_common(),
             "not_scored": _most(self.not_scored),

@@ -35,7 +35,7 @@ _JSON = _option(
     "json", Flag(), "one JSON object on stdout, all else on stderr; its fields: docs/runs.md", default=False
 )
 _PRICES = tuple(
-    replace(row, group=OPTIONS, text=f"{row.text}, of runs without prices")
+    replace(row, group=OPTIONS, text=f"{row.text}; for runs that have none")
     for row in (
         OpenAISettings.rows()["prompt_price"],
         OpenAISettings.rows()["completion_price"],

@@ -10,14 +10,23 @@ from orchestrator.comparing.page import comparison_page
 from orchestrator.comparing.rows import rows
 from orchestrator.errors import OutputError, os_error_as
 from orchestrator.rules.text import printable
+from orchestrator.run.prices import PriceList
 from orchestrator.terminal.console import Console, plain_table
 
 SHOWN = 5  # tasks that changed, for each run
 
 
-def run(runs: tuple[Path, ...], json: bool, html: Path | None) -> int:
+def run(
+    runs: tuple[Path, ...],
+    json: bool,
+    html: Path | None,
+    prompt_price: float | None,
+    completion_price: float | None,
+    price_table: Path | None,
+) -> int:
     """0: it is shown. Raises ConfigError for what is no run, OutputError."""
-    compared = [ComparedRun.read(path) for path in runs]
+    price_list = PriceList.read(prompt_price, completion_price, price_table)
+    compared = [ComparedRun.read(path, price_list) for path in runs]
     differences = [Difference.of(compared[0], other) for other in compared[1:]]
     if html is not None:
         with os_error_as(OutputError, f"cannot write {html}"):

@@ -13,7 +13,7 @@ from orchestrator import __version__
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
 from orchestrator.engine.group import GroupPolicy
-from orchestrator.errors import ConfigError, os_error_as
+from orchestrator.errors import ConfigError, OutputError, os_error_as
 from orchestrator.exporting.choice import Choice, Chooser, Pair
 from orchestrator.exporting.folder import CARD_FILE, PROVENANCE_FILE, card, open_rows
 from orchestrator.exporting.formats import FORMATS, Format, line
@@ -33,6 +33,15 @@ from orchestrator.terminal.signals import Stopped, stoppable
 
 EXIT_INCOMPLETE = 1
 ASKED = "output"
+_WAY_ON = {
+    LeftOut.NO_SCORE: "`orchestrator rescore` scores what ended, `orchestrator view` says what broke",
+    LeftOut.UNSOLVED: "--solved false takes them",
+    LeftOut.BELOW: "set a lower --threshold",
+    LeftOut.UNTRAINED: "see --env.untrained_outcomes and --env.train_mixed_versions",
+    LeftOut.TOO_LONG: "set a higher --max-tokens",
+    LeftOut.ALIKE: "--solved false makes pairs by scores alone",
+    LeftOut.NO_PAIR: "set a smaller --margin; equal scores are never a pair",
+}
 
 
 def run(
@@ -41,14 +50,21 @@ def run(
     format: str,
     output: Path | None,
     best: int | None,
+    solved: bool | None,
     threshold: float | None,
     margin: float | None,
     max_tokens: int | None,
 ) -> int:
-    """0: the folder is written and every line was read; 1: not so, without a single row nothing is written; 128 +
-    n after a signal. Raises ConfigError, OutputError."""
+    """0: the folder is written and every line was read; 1: not so; 128 + n after a signal. Raises ConfigError,
+    OutputError: without a single row nothing is written."""
     if format == HARBOR:
-        chosen = {"best": best, "threshold": threshold, "margin": margin, "max-tokens": max_tokens}
+        chosen = {
+            "best": best,
+            "solved": solved,
+            "threshold": threshold,
+            "margin": margin,
+            "max-tokens": max_tokens,
+        }
         if named := next((name for name, value in chosen.items() if value is not None), None):
             raise ConfigError(f"--{named}: harbor has all attempts of the run; leave it out")
         form, choice = None, Choice(exact=False)
@@ -56,7 +72,9 @@ def run(
         form = FORMATS[format]
         if margin is not None and not form.pairs:
             raise ConfigError(f"--margin: only dpo makes pairs; {format} takes --threshold and --best")
-        choice = Choice(best or form.best, threshold, margin, max_tokens, form.exact)
+        margin = form.margin if margin is None else margin
+        solved = form.solved and threshold is None if solved is None else solved  # a threshold says what is right
+        choice = Choice(best or form.best, threshold, margin, max_tokens, bool(form.as_text), solved)
     path = output or run_dir / f"export-{format}"
     try:
         work = _exported(config, run_dir, format, form, choice, path)
@@ -78,32 +96,43 @@ async def _exported(
     tokenizer = await asyncio.to_thread(_tokenizer, config, described, notes) if form else None
     with os_error_as(ConfigError, f"cannot read {record}"):
         survey = await asyncio.to_thread(Survey.of, record, growing=growing)
-    try:
-        with new_folder(path, ASKED) as folder:
-            if form is None:
-                count = await _write_trials(folder / _name(run_dir), record, survey, described)
-            else:
-                policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
-                trained = GroupFormat.of(config.env, tokenizer, include_messages=config.env.include_messages)
-                chooser = Chooser(record, survey, policy, config.env.group_size, trained, choice)
-                count = await _write(form, chooser, folder)
-            for note in notes:
-                print(printable(f"note: {note}"), flush=True)
-            if not count:
-                _print(form, count, survey, "nowhere: there is nothing to write")
-                raise _Nothing
-            facts = _provenance(format, count, survey, choice, config, described, run_dir, notes)
-            write_whole(folder / PROVENANCE_FILE, facts, indent=True)
-            if form is not None:
-                (folder / CARD_FILE).write_bytes(card(format, form, facts))
-    except _Nothing:
-        return EXIT_INCOMPLETE
-    _print(form, count, survey, str(path))
+    wrong = None
+    with new_folder(path, ASKED) as folder:
+        if form is None:
+            count = await _write_trials(folder / _name(run_dir), record, survey, described)
+        else:
+            policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
+            trained = GroupFormat.of(config.env, tokenizer, include_messages=config.env.include_messages)
+            chooser = Chooser(record, survey, policy, config.env.group_size, trained, choice)
+            count = await _write(form, chooser, folder)
+            wrong = chooser.wrong
+        if form is not None and (bare := survey.left_out[LeftOut.RETOKENIZED]):
+            notes.append(f"{bare} have no sampled ids, as the endpoint gave text: {_as_text(form)}")
+        for note in notes:
+            print(printable(f"note: {note}"), flush=True)
+        _print(form, count, wrong, survey)
+        if not count:
+            raise OutputError(f"nothing to export: {_why_nothing(form, survey)}")
+        facts = _provenance(format, count, wrong, survey, choice, config, described, run_dir, notes)
+        write_whole(folder / PROVENANCE_FILE, facts, indent=True)
+        if form is not None:
+            (folder / CARD_FILE).write_bytes(card(format, form, facts))
+    print_rows([("folder", path)], sys.stdout)
     return EXIT_INCOMPLETE if survey.left_out[LeftOut.UNREADABLE] else 0
 
 
-class _Nothing(Exception):
-    """There is not a single row, so there is no folder."""
+def _as_text(form: Format) -> str:
+    return f"--format {form.as_text} has them as conversations"
+
+
+def _why_nothing(form: Format | None, survey: Survey) -> str:
+    """By the last thing that was asked of any rollout: it passed all others."""
+    reasons = [reason for reason in LeftOut if survey.left_out[reason]]
+    if not reasons:
+        return "the record holds no rollout"
+    last = reasons[-1]
+    on = _as_text(form) if form and last is LeftOut.RETOKENIZED else _WAY_ON.get(last)
+    return f"{survey.left_out[last]} {last}" + (f"; {on}" if on else "")
 
 
 async def _write(form: Format, chooser: Chooser, folder: Path) -> int:
@@ -154,6 +183,7 @@ def _tokenizer(config: Config, described: Mapping[str, Any], notes: list[str]) -
 def _provenance(
     format: str,
     rows: int,
+    wrong: int | None,
     survey: Survey,
     choice: Choice,
     config: Config,
@@ -163,8 +193,8 @@ def _provenance(
 ) -> dict[str, Any]:
     """Where the rows come from, and by which settings. No path of this machine: the folder is made to be handed
     on."""
-    chosen = {"best": choice.best, "threshold": choice.threshold, "margin": choice.margin}
-    chosen["max_tokens"] = choice.max_tokens
+    chosen: dict[str, object] = {} if format == HARBOR else {"solved": str(choice.solved).lower()}
+    chosen |= {name: getattr(choice, name) for name in ("best", "threshold", "margin", "max_tokens")}
     options = [f"--{name.replace('_', '-')} {value}" for name, value in chosen.items() if value is not None]
     env, now = saved_env(dict(described)), config.public()["env"]
     return {
@@ -174,11 +204,13 @@ def _provenance(
         "command": " ".join(["orchestrator export", shlex.quote(run_dir.name), f"--format {format}", *options]),
         "settings": {name: now[name] for name, row in RolloutSettings.rows().items() if "export" in row.from_run},
         "rows": rows,
+        "not_solved": wrong,
         "run": {
             "name": _name(run_dir),
             "version": described.get("version"),
             "models": _models(described),
             "tokenizer": _tokenizer_name(described),
+            "token_ids": described.get("token_ids"),
             "seed": described.get("seed"),
             "scoring_strategy": env.get("scoring_strategy"),
             "group_size": env.get("group_size"),
@@ -213,10 +245,13 @@ def _handed_on(name: object) -> str:
     return path.name if path.is_absolute() or str(name).startswith("~") else str(name)
 
 
-def _print(form: Format | None, rows: int, survey: Survey, where: str) -> None:
+def _print(form: Format | None, rows: int, wrong: int | None, survey: Survey) -> None:
     for place, reason in survey.unreadable:
         print(printable(f"left out: {place}: {reason}"), flush=True)
     what = "trials" if form is None else "pairs" if form.pairs else "rows"
     table: list[tuple[str, object]] = [(what, f"{rows} from {survey.lines} lines, {len(survey.groups)} groups")]
+    if wrong:
+        pairs = ": they are no solved rollout with one that is not" if what == "pairs" else ""
+        table.append(("not solved", f"{wrong} of the {what}{pairs}"))
     table += [("left out", f"{count} {reason}") for reason, count in survey.left_out.most_common() if count]
-    print_rows([*table, ("folder", where)], sys.stdout)
+    print_rows(table, sys.stdout)

@@ -7,6 +7,7 @@ counted, and its record is read if it is short.
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from orchestrator.run.ending import counts, read_end
 from orchestrator.run.files import RUN_FILE, groups_file_of, groups_in, is_going_on, read_description, record_of
 from orchestrator.run.frames import is_compressed
 from orchestrator.run.lenient import lines_from, mapping, objects, text
-from orchestrator.run.prices import Prices
+from orchestrator.run.prices import PriceList, Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import DEMO_TASKS
 from orchestrator.terminal.closing import share
@@ -31,9 +32,17 @@ _SAY_THEIR_END = ("demo", "process", "serve", "evaluate")
 _COLUMNS = ("run", "started", "command", "model", "groups", "solved", "cost", "state")
 
 
-def run(folder: Path, json: bool) -> int:
-    """0: the runs are listed, the newest last. Raises ConfigError for a folder that cannot be read."""
-    runs = sorted(map(_described, _directories(folder)), key=lambda it: (it["started_at"] or 0, it["run"]))
+def run(
+    folder: Path,
+    json: bool,
+    prompt_price: float | None,
+    completion_price: float | None,
+    price_table: Path | None,
+) -> int:
+    """0: the runs are listed, the newest last. Raises ConfigError for a folder or prices that cannot be read."""
+    prices = PriceList.read(prompt_price, completion_price, price_table)
+    found = [_described(directory, prices) for directory in _directories(folder)]
+    runs = sorted(found, key=lambda it: (it["started_at"] or 0, it["run"]))
     if json:
         print(dumps({"folder": str(folder), "runs": runs}, indent=2))
         return 0
@@ -54,11 +63,16 @@ def _directories(folder: Path) -> Iterator[Path]:
     yield from (path for path in (folder, *inside) if (path / RUN_FILE).is_file())
 
 
-def _described(directory: Path) -> dict[str, Any]:
+def _described(directory: Path, price_list: PriceList) -> dict[str, Any]:
     description = read_description(directory)
     end = read_end(directory)
     going_on = is_going_on(directory)
-    counted = end if end and not going_on else _counted(directory, description)
+    prices = None
+    with suppress(ConfigError):  # a table need not have the models of all runs
+        prices = price_list.of(description)
+    counted = end if end and not going_on else _counted(directory, description, prices)
+    if prices is not None and counted.get("cost") is None:  # it ended without prices
+        counted |= {"cost": _counted_record(directory, prices).get("cost")}
     command = _command(directory, description)
     unsaid = "broken off" if command in _SAY_THEIR_END else "over"
     servers = objects(mapping(description.get("config")).get("openai"))
@@ -91,14 +105,18 @@ def _command(directory: Path, description: dict[str, Any]) -> str:
     return {DEMO_TASKS: "demo", "tasks of a program": "library"}.get(str(description.get("tasks")), "process")
 
 
-def _counted(directory: Path, description: dict[str, Any]) -> dict[str, Any]:
+def _counted(directory: Path, description: dict[str, Any], prices: Prices | None) -> dict[str, Any]:
     """Counts of a run that goes on, was killed, or is of an earlier version; without what would take long."""
-    record = record_of(directory)
-    counted: dict[str, Any] = {}
-    if record is not None and record.stat().st_size <= RECORD_BYTES:
-        counted = counts(Tally.read(record, Prices.recorded(description)))
     groups = groups_in(directory, groups_file_of(description))
-    return {**counted, "groups": None if groups is None else _lines(groups)}
+    return {**_counted_record(directory, prices), "groups": None if groups is None else _lines(groups)}
+
+
+def _counted_record(directory: Path, prices: Prices | None) -> dict[str, Any]:
+    """Empty: there is none, or it is long."""
+    record = record_of(directory)
+    if record is None or record.stat().st_size > RECORD_BYTES:
+        return {}
+    return counts(Tally.read(record, prices))
 
 
 def _lines(path: Path) -> int | None:

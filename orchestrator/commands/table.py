@@ -1,11 +1,14 @@
 """All commands: their names, settings, options and one line of help each. Imports little: help must be quick."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.launch.names import EXTRAS
+from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.flags import OPTIONS, Command
 from orchestrator.settings.kinds import Choice, File, Files, Flag, Integer, Kind, Number, Size, Text, seconds
+from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.settings.row import Setting
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.settings.tasks import TaskSettings
@@ -30,6 +33,14 @@ def _option(
 
 _JSON = _option(
     "json", Flag(), "one JSON object on stdout, all else on stderr; its fields: docs/runs.md", default=False
+)
+_PRICES = tuple(
+    replace(row, group=OPTIONS, text=f"{row.text}; for runs that have none")
+    for row in (
+        OpenAISettings.rows()["prompt_price"],
+        OpenAISettings.rows()["completion_price"],
+        RolloutSettings.rows()["price_table"],
+    )
 )
 COMMANDS = (
     Command(
@@ -156,20 +167,21 @@ COMMANDS = (
             _option(
                 "outcome", Text("an outcome, like max_steps", "NAME"), "only rollouts that ended so", unset="all"
             ),
+            *_PRICES,
         ),
     ),
     Command(
         "runs",
         "lists runs: when, command, model, groups, solved rollouts, cost, and whether they are over",
         arguments=(_option("folder", File(), "the folder that holds the run directories", default=Path("runs")),),
-        options=(_JSON,),
+        options=(_JSON, *_PRICES),
     ),
     Command(
         "compare",
         "shows runs side by side: outcomes, solved tasks with intervals, tokens, money, and which tasks changed",
         arguments=(_option("runs", Files(2), "run directories; the others are compared with the first"),),
         repeats=True,
-        options=(_JSON, _option("html", File(), "also write it as a page", unset="none")),
+        options=(_JSON, _option("html", File(), "also write it as a page", unset="none"), *_PRICES),
     ),
     Command(
         "replay",
@@ -209,9 +221,15 @@ COMMANDS = (
                 unset="sft, messages: 1; else all",
             ),
             _option(
+                "solved",
+                Flag(),
+                "only solved rollouts; of pairs the chosen one is solved, the rejected one is not",
+                unset="sft, messages, dpo: true without --threshold; else false",
+            ),
+            _option(
                 "threshold", _SCORE, "only rollouts, or chosen ones of pairs, of at least this score", unset="all"
             ),
-            _option("margin", _SCORE, "only pairs whose scores differ by at least this", unset="any difference"),
+            _option("margin", _SCORE, "only pairs whose scores differ by at least this", unset="0.5"),
             _option("max_tokens", Integer(1), "only rollouts that are no longer", unset="all"),
         ),
         settings_of="run_dir",

@@ -5,6 +5,7 @@ import sys
 import tempfile
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
@@ -21,7 +22,8 @@ from orchestrator.run.files import (
     report_beside,
     saved_tokenizer,
 )
-from orchestrator.terminal.closing import outcomes_text, print_rows
+from orchestrator.run.prices import PriceList
+from orchestrator.terminal.closing import cost_text, outcomes_text, print_rows
 
 
 def run(
@@ -32,14 +34,17 @@ def run(
     rollout: str | None,
     group: int | None,
     outcome: str | None,
+    prompt_price: float | None,
+    completion_price: float | None,
+    price_table: Path | None,
 ) -> int:
     """0: the report is written. Raises ConfigError for files that are no run or lack what is wanted."""
-    files, wanted = find_run(path), None
-    if (rollout, group, outcome) != (None, None, None):
-        wanted = Wanted(rollout, group, outcome)
+    files, price_list = find_run(path), PriceList.read(prompt_price, completion_price, price_table)
+    given = rollout, group, outcome
+    wanted = None if given == (None, None, None) else Wanted(*given)
     html = output or _beside(files, wanted)
     with os_error_as(OutputError, f"cannot write the report {html}", "; set --output to another place"):
-        summary = _write(files, html, _tokenizer(files, tokenizer), wanted)
+        summary = _write(files, html, tokenizer=_tokenizer(files, tokenizer), wanted=wanted, price_list=price_list)
     empty = not summary.totals.attempts and not summary.bad_tasks
     if empty and (summary.skipped.rollout_lines or summary.skipped.group_lines):
         raise ConfigError(f"{path} holds lines, but no rollout: is it a groups file or a run directory?")
@@ -60,14 +65,14 @@ def _beside(files: RunFiles, wanted: Wanted | None) -> Path:
     return html.with_stem(html.stem + part)
 
 
-def _write(files: RunFiles, html: Path, tokenizer: Tokenizer | None, wanted: Wanted | None) -> Run:
+def _write(files: RunFiles, html: Path, **how: Any) -> Run:
+    """`how`: as of `write_report`."""
     if files.directory is not None:
-        groups = files.groups or files.directory / "groups.jsonl"
-        return write_report(files.directory, groups, html, tokenizer=tokenizer, wanted=wanted)
+        return write_report(files.directory, files.groups or files.directory / "groups.jsonl", html, **how)
     assert files.groups is not None
     with tempfile.TemporaryDirectory(prefix="view-") as folder:
         write_rollouts(files.groups, Path(folder) / "rollouts.jsonl")
-        return write_report(Path(folder), files.groups, html, tokenizer=tokenizer, wanted=wanted)
+        return write_report(Path(folder), files.groups, html, **how)
 
 
 def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
@@ -89,6 +94,8 @@ def _print(files: RunFiles, run: Run, html: Path) -> None:
         mean = totals.score / totals.scored
         rows.append(("scores", f"mean {mean:.3f}, {totals.solved} of {totals.scored} correct"))
     rows.append(("tokens", f"{totals.tokens} sampled"))
+    if totals.cost is not None:
+        rows.append(("cost", cost_text(totals.cost, totals.written, totals.trained)))
     rows += [("note", warning) for warning in run.warnings]
     if unread := run.skipped.rollout_lines + run.skipped.group_lines:
         rows.append(("unreadable", f"{unread} lines, skipped"))

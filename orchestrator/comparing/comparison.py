@@ -10,12 +10,12 @@ from typing import Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.measured import MeasuredTask, by_part, pass_at
-from orchestrator.report.summary import read_run
+from orchestrator.report.summary import NO_PRICES, read_run
 from orchestrator.report.totals import Row, outcome_counts
 from orchestrator.rules.estimates import Estimate, estimate_mean
 from orchestrator.run.files import find_run, read_description
 from orchestrator.run.lenient import mapping, objects, text
-from orchestrator.run.prices import Prices
+from orchestrator.run.prices import PriceList
 
 CHANGED = 10  # most tasks in the list of those that changed
 PARTS = ("level", "source")
@@ -24,20 +24,16 @@ PARTS = ("level", "source")
 class RunCounts:
     """Counts what is compared while a run is read. Memory grows with its tasks, not with its rollouts."""
 
-    def __init__(self, prices: Prices | None) -> None:
+    def __init__(self) -> None:
         self.tasks: dict[str, MeasuredTask] = {}
         self.prompt_tokens = 0
         self.duration_s = 0.0
-        self.cost = 0.0
-        self._prices = prices
 
     def count(self, row: Row, group: Row, by: int = 1) -> None:
         """See `report.summary.Counting`."""
         if row["counts"]:
             self.prompt_tokens += by * row["prompt_tokens"]
             self.duration_s += by * (row["duration_s"] or 0.0)
-            if self._prices is not None:
-                self.cost += by * self._prices.cost(row["id"], row["prompt_tokens"], row["tokens"])
         if row["score"] is not None:
             task = self.tasks.setdefault(group["task"], MeasuredTask(group["level"], group["source"]))
             task.samples += by
@@ -61,15 +57,14 @@ class ComparedRun:
     cost: float | None
 
     @classmethod
-    def read(cls, path: Path) -> ComparedRun:
-        """A run directory. Raises ConfigError if there is none, or no rollout in it."""
+    def read(cls, path: Path, price_list: PriceList = NO_PRICES) -> ComparedRun:
+        """A run directory. Raises ConfigError if there is none, or no rollout in it, or no price of its model."""
         files = find_run(path)
         if files.directory is None:
             raise ConfigError(f"{path} is a groups file: name the run's directory, which has all rollouts")
         description = read_description(files.directory)
-        prices = Prices.recorded(description)
-        counts = RunCounts(prices)
-        totals = read_run(files.directory, None, also=counts).totals
+        counts = RunCounts()
+        totals = read_run(files.directory, None, also=counts, price_list=price_list).totals
         if not totals.attempts:
             raise ConfigError(f"{path} holds no rollout")
         servers = objects(mapping(description.get("config")).get("openai"))
@@ -82,7 +77,7 @@ class ComparedRun:
             sampled_tokens=totals.tokens,
             prompt_tokens=counts.prompt_tokens,
             duration_s=counts.duration_s,
-            cost=None if prices is None else counts.cost,
+            cost=totals.cost,
         )
 
     @property

@@ -23,6 +23,7 @@ class Choice:
     `margin`: what the scores of a pair differ by at least; equal ones are no preference, whatever it is.
     `max_tokens`: prompt and completion together.
     `exact`: only rollouts whose ids are those that were sampled.
+    `solved`: only solved rollouts, in pairs a solved one and one that is not.
     """
 
     best: int | None = None
@@ -30,14 +31,28 @@ class Choice:
     margin: float | None = None
     max_tokens: int | None = None
     exact: bool = True
+    solved: bool = False
 
-    def takes(self, score: float) -> bool:
-        """Whether the score is at least the threshold."""
-        return self.threshold is None or score >= self.threshold - _NEAR
+    def refusal(self, one: Scored) -> LeftOut | None:
+        """Why the rollout is not chosen, by its score; None: it is."""
+        if self.solved and not one.solved:
+            return LeftOut.UNSOLVED
+        low = self.threshold is not None and one.score < self.threshold - _NEAR
+        return LeftOut.BELOW if low else None
 
-    def prefers(self, chosen: float, rejected: float) -> bool:
-        """Whether one score is higher than the other by the margin."""
-        return chosen - rejected > _NEAR and chosen - rejected >= (self.margin or 0.0) - _NEAR
+    def pair_refusal(self, chosen: Scored, rejected: Scored) -> LeftOut | None:
+        """Why the two are no pair, by their scores; None: they are."""
+        if self.solved and not is_lesson(chosen, rejected):
+            return LeftOut.ALIKE
+        if reason := self.refusal(chosen):
+            return reason
+        gap = chosen.score - rejected.score
+        return None if gap > _NEAR and gap >= (self.margin or 0.0) - _NEAR else LeftOut.NO_PAIR
+
+
+def is_lesson(chosen: Scored, rejected: Scored) -> bool:
+    """Whether the pair prefers what is solved to what is not."""
+    return chosen.solved and not rejected.solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,8 @@ class Pair:
 
 @dataclass(eq=False, slots=True)
 class Chooser:
-    """Reads the chosen rollouts of a record. What is left out is counted in the survey."""
+    """Reads the chosen rollouts of a record. What is left out is counted in the survey. `wrong`: rows of rollouts
+    that are not solved, and pairs of other than a solved rollout and one that is not."""
 
     record: Path
     survey: Survey
@@ -59,6 +75,7 @@ class Chooser:
     group_size: int
     form: GroupFormat
     choice: Choice
+    wrong: int = 0
 
     def rollouts(self) -> Iterator[list[Row]]:
         """The rows of each group, in the order of their places; side lines where the run trains on them. Raises
@@ -66,39 +83,39 @@ class Chooser:
         for members in self.survey.drawn_groups(self.policy, self.group_size):
             kept: list[tuple[int, list[Row]]] = []
             for place in sorted(range(len(members)), key=lambda place: -members[place].score):
-                if not self.choice.takes(members[place].score):
-                    self._leave_out(LeftOut.BELOW)
+                if reason := self.choice.refusal(members[place]):
+                    self._leave_out(reason)
                 elif len(kept) == self.choice.best:
                     self._leave_out(LeftOut.NOT_BEST)
                 elif rows := self._rows(members[place])[0]:
                     kept.append((place, rows))
+                    self.wrong += len(rows) * (not members[place].solved)
             yield [row for _, rows in sorted(kept, key=lambda one: one[0]) for row in rows]
 
     def pairs(self) -> Iterator[list[Pair]]:
         """The pairs of each group: the best rollout with the worst, the second best with the second worst. No
         rollout is in two pairs. Raises OSError."""
         for members in self.survey.drawn_groups(self.policy, self.group_size):
-            lines: list[tuple[float, Row, int]] = []
+            lines: list[tuple[Scored, Row, int]] = []
             for member in members:
                 rows, prompt_size = self._rows(member)
                 if rows:
-                    lines.append((member.score, rows[0], prompt_size))
-            lines.sort(key=lambda line: -line[0])
+                    lines.append((member, rows[0], prompt_size))
+            lines.sort(key=lambda line: (self.choice.solved and line[0].solved, line[0].score), reverse=True)
             pairs: list[Pair] = []
             for number, (high, chosen, prompt_size) in enumerate(lines[: len(lines) // 2]):
                 low, rejected, other_size = lines[-1 - number]
                 prompt = chosen.messages[:prompt_size]
-                if not self.choice.takes(high):
-                    self._leave_out(LeftOut.BELOW, 2)
-                elif not self.choice.prefers(high, low):
-                    self._leave_out(LeftOut.NO_PAIR, 2)
+                if reason := self.choice.pair_refusal(high, low):
+                    self._leave_out(reason, 2)
                 elif len(pairs) == self.choice.best:
                     self._leave_out(LeftOut.NOT_BEST, 2)
                 elif (prompt, chosen.tools) != (rejected.messages[:other_size], rejected.tools):
                     self._leave_out(LeftOut.OTHER_PROMPT, 2)
                 else:
                     pairs.append(Pair(prompt, chosen, rejected))
-            self._leave_out(LeftOut.NO_PAIR, len(lines) % 2)
+                    self.wrong += not is_lesson(high, low)
+            self._leave_out(LeftOut.ODD, len(lines) % 2)
             yield pairs
 
     def _rows(self, member: Scored) -> tuple[list[Row], int]:

@@ -94,7 +94,8 @@ def card(name: str, form: Format, provenance: Mapping[str, Any]) -> bytes:
         *(part for column, kind in form.columns.items() for part in _feature(column, kind)),
         *("tags:", "- rollouts", f"- {name}", "---"),
     ]
-    counts = f"{provenance['rows']} rows, exported with `rollout-orchestrator {provenance['version']}`"
+    counts = f"{provenance['rows']} rows, {provenance['not_solved']} of them not solved, exported with "
+    counts += f"`rollout-orchestrator {provenance['version']}`"
     body = [
         *("", f"# Rollouts of agents ({name})", "", f"{counts} from the record of a run.", "", form.about, ""),
         *("    from datasets import load_dataset", '    rows = load_dataset("PATH_OR_NAME", split="train")', ""),

@@ -30,13 +30,15 @@ _PAIR = {"rollout_id": TEXT, "score": NUMBER, "outcome": TEXT, "ids": IDS, "mask
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`columns`: name → type. `exact`: whether it needs the ids that were sampled. `best`: how many rollouts of a
-    group, unless that is said. `parquet`: or JSON lines."""
+    """`columns`: name → type. `as_text`: the format for rollouts without the ids that were sampled; empty: this
+    one. `best`, `solved`, `margin`: of `Choice`, unless that is said. `parquet`: or JSON lines."""
 
     columns: Mapping[str, str]
     about: str
-    exact: bool = True
+    as_text: str = ""
     best: int | None = None
+    solved: bool = False
+    margin: float | None = None
     pairs: bool = False
     parquet: bool = False
 
@@ -52,7 +54,9 @@ FORMATS: Mapping[str, Format] = {
         "`input_ids` are the ids that were sent and sampled; `labels` are the same where the model sampled, -100 "
         "elsewhere (prompt, observations). TRL's SFTTrainer takes them as they are; set its `max_length`. "
         + _LINES,
+        as_text="messages",
         best=1,
+        solved=True,
     ),
     "dpo": Format(
         {
@@ -69,7 +73,8 @@ FORMATS: Mapping[str, Format] = {
         "with its tokenizer's template, and counts observations in the answers as answers. For trainers that take "
         "ids, those that were sent and sampled are in `prompt_ids`, `chosen_ids` and `rejected_ids` (empty if the "
         "endpoint gave none), and the masks are 1 where the model sampled.",
-        exact=False,
+        solved=True,
+        margin=0.5,
         pairs=True,
     ),
     "trl": Format(
@@ -77,22 +82,23 @@ FORMATS: Mapping[str, Format] = {
         "`env_mask` is 1 where the model sampled. `logprobs` are natural logs of the raw distribution, null where "
         "masked, null as a whole if the endpoint gave none. Rollouts of a `group` are compared with each other. "
         + _LINES,
+        as_text="hf",
     ),
     "hf": Format(
         {**_LINE, "messages": TALK, "tools": TEXT, **_FACTS, **_POLICY},
         "`env_mask` is 1 where the model sampled. `logprobs` are natural logs of the raw distribution, null where "
         "masked, null as a whole if the endpoint gave none; `messages` are the same conversation as text. Ids are "
         "empty if the endpoint gave none. " + _LINES,
-        exact=False,
         parquet=True,
     ),
     "messages": Format(
         {"messages": TALK, "tools": TEXT, **_FACTS, **_SIDE},
         "`messages` are the conversation with what was sampled in its assistant messages; an agent's own program "
         "may have put others there. Trainers make ids of them with their tokenizer's template, which need not be "
-        "those that were sampled; `sft` has those. " + _LINES,
-        exact=False,
+        "those that were sampled; `sft` has those. Set `assistant_only_loss`, or they learn the observations too. "
+        + _LINES,
         best=1,
+        solved=True,
     ),
 }
 

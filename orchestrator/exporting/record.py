@@ -22,28 +22,32 @@ MOST_NAMED = 20  # unreadable lines; all are counted
 
 
 class LeftOut(StrEnum):
-    """Why a line of the record is in no file: the first that fits. `SIDE`: lines within those that are."""
+    """Why a line of the record is in no file, in the order of the questions. `SIDE`: lines of those that are."""
 
     UNREADABLE = "of an unreadable line"
     BAD_TASK = "of a task that could not be rolled out"
     NO_SCORE = "without a score"
     SUPERSEDED = "superseded by another draw of the same place"
+    ODD = "without another one of the group to be a pair with"
+    UNSOLVED = "not solved"
     BELOW = "below the threshold"
     NOT_BEST = "not among the best of the group"
     NO_LINE = "without a conversation"
     RETOKENIZED = "without exact token ids"
     UNTRAINED = "masked by the run's settings"
     TOO_LONG = "too long"
-    OTHER_PROMPT = "in a pair whose prompts differ"
-    NO_PAIR = "in no pair with the margin"
     SIDE = "side lines without exact token ids, or too long"
+    ALIKE = "in no pair of a solved one and one that is not"
+    NO_PAIR = "in no pair with the margin"
+    OTHER_PROMPT = "in a pair whose prompts differ"
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A scored attempt. `offset`: where its line begins."""
+    """A scored attempt. `solved`: what its scorer says. `offset`: where its line begins."""
 
     score: float
+    solved: bool
     offset: int
 
 
@@ -88,7 +92,9 @@ class Survey:
                 survey.unscored.append(line.offset)
             else:
                 places = survey.groups.setdefault(line_counts.group, {})
-                places.setdefault(line_counts.index, []).append(Scored(line_counts.score.value, line.offset))
+                score = line_counts.score
+                one = Scored(score.value, score.solved, line.offset)
+                places.setdefault(line_counts.index, []).append(one)
                 if line_counts.group_size is not None:
                     survey.sizes[line_counts.group] = line_counts.group_size
             ids.add(line_counts.rollout_id)

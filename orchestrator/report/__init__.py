@@ -13,9 +13,10 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import ConfigError
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import Page, as_block
-from orchestrator.report.summary import Run, Wanted, read_run
+from orchestrator.report.summary import NO_PRICES, Run, Wanted, read_run
 from orchestrator.run.files import record_of
 from orchestrator.run.lenient import read_at
+from orchestrator.run.prices import PriceList
 
 MAX_DETAILED = 200
 MAX_DETAIL_BYTES = 30_000_000
@@ -28,13 +29,14 @@ def write_report(
     *,
     tokenizer: Tokenizer | None = None,
     wanted: Wanted | None = None,
+    price_list: PriceList = NO_PRICES,
 ) -> Run:
     """Writes `html`, completely or not at all, and returns its content. Blocks: seconds for a large run.
 
     Raises OSError on writing; ConfigError if nothing is there that is `wanted`. Unusable lines are counted in the
     page. Without `tokenizer` tokens are shown as ids.
     """
-    run = read_run(run_directory, groups_file, wanted=wanted)
+    run = read_run(run_directory, groups_file, wanted=wanted, price_list=price_list)
     if wanted is not None and not run.rollouts:
         raise ConfigError(f"{run_directory} has nothing of {wanted}")
     with Page(html) as page:

@@ -15,6 +15,7 @@ const COLUMNS = [
     title: "attempts beyond one for each rollout: what broke was drawn again" },
   { name: "tokens", key: (g) => g.tokens, numeric: true, title: "sampled tokens, mean of its rollouts" },
   { name: "seconds", key: (g) => g.seconds, numeric: true, title: "duration, mean of its rollouts" },
+  { name: "cost", key: (g) => g.cost, numeric: true, optional: (g) => g.cost !== null, title: "of all its attempts" },
 ];
 
 // `right`: whether a task was solved so; a rollout that finished with a wrong answer is not green.
@@ -93,6 +94,8 @@ function tiles() {
     tile(whole(totals.written), totals.written === 1 ? "group written" : "groups written", others.join(", ") || "none dropped"),
     el("div", "tile links", el("b", "", whole(totals.mixed)), el("span", "", "with mixed scores"), ...groups),
     tile(whole(totals.scored_tokens), "tokens sampled", "in scored rollouts"),
+    totals.cost === null ? null : tile(money(totals.cost), "cost", totals.trained
+      ? `${money(totals.cost / totals.written)} a written group, ${money(totals.cost / totals.trained)} a trained rollout` : ""),
     tile(totals.began === null ? "–" : seconds(totals.ended - totals.began), "wall clock",
       isNaN(start) ? "" : start.toISOString().slice(0, 16).replace("T", " ") + " UTC"));
 }
@@ -401,6 +404,7 @@ function groupRow(group, columns) {
     "drawn again": () => whole(group.draws),
     tokens: () => whole(group.tokens),
     seconds: () => seconds(group.seconds),
+    cost: () => money(group.cost),
   };
   const row = el("tr", "", ...columns.map((c) => el("td", `${c.numeric ? "numeric" : ""} c-${c.name}`, cells[c.name]())));
   row.addEventListener("click", (event) => {

@@ -137,6 +137,7 @@ async function rolloutView(rollout) {
     facts([["score", score(rollout.score)], ...(rollout.score === null ? [] : [["advantage", advantage(rollout, group)]]),
       ...Object.entries(rollout.parts).map(([name, value]) => [name, score(value)]),
       ["steps", whole(rollout.steps)], ["tokens sampled", whole(rollout.tokens)], ["prompt tokens", whole(rollout.prompt_tokens)],
+      ...(rollout.cost === null ? [] : [["cost", money(rollout.cost)]]),
       ["from its assignment", seconds(rollout.duration_s)], ["waiting for completions", seconds(rollout.waiting_s)],
       ["CPU", seconds(rollout.cpu_s)], ["launch", seconds(rollout.launch_s)], ["token ids", rollout.token_source || "–"],
       ...(rollout.untrained ? [["of them in other lines", `${(100 * rollout.untrained).toFixed(1)} %`]] : []),

@@ -64,6 +64,7 @@ function compute(group) {
   group.spread = deviation(scores);
   group.tokens = mean(group.members.map((m) => m.tokens));
   group.seconds = mean(known(group.members.map((m) => m.duration_s)));
+  group.cost = made.some((r) => r.cost !== null) ? made.reduce((sum, r) => sum + r.cost, 0) : null;
   group.outcomes = counts(group.attempts.map((r) => r.outcome)).join();
   group.text = [group.task, group.question, group.dropped,
     ...group.attempts.flatMap((r) => [r.id, r.answer || "", r.reason, ...Object.keys(r.errors)])].join("\n").toLowerCase();

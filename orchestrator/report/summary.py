@@ -28,6 +28,7 @@ from orchestrator.run.lenient import (
     text,
     texts,
 )
+from orchestrator.run.prices import PriceList, Prices
 from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
 MOST_ATTEMPTS = 20_000  # that have a row; of those before, the figures are kept
@@ -40,9 +41,10 @@ _KINDS = [{True, False}, {False}, {True}, set[bool]()]  # of groups, by what its
 _MOST_ERROR_CHARS = 4000
 _OF_CODE = "AgentExecutionError"  # smolagents' name for whatever the model's code raised
 _EXCEPTION = re.compile(
-    r"^[ \t]*(?:[\w.]+\.)?(\w*(?:Error|Exception|Warning|Interrupt|Exit|Iteration))\b:?\s*(.*)", re.M
+    r"^[ \t]*(?:[\w.]+\.)?(\w*(?:Error|Exception|Warning|Interrupt|Exit|Iteration))\b:?[ \t]*(.*)", re.M
 )
 _MODULE = re.compile(r"No module named '([\w.]{1,60})'")
+NO_PRICES = PriceList()
 _TIMES = ("started_at", "launch_s", "duration_s", "waiting_s", "cpu_s")
 _TOKEN_SOURCES: dict[TokenSource, str] = {
     "retokenized": "retokenized, that is their ids were made from text again and may differ from those sampled",
@@ -134,11 +136,15 @@ def read_run(
     *,
     also: Counting | None = None,
     wanted: Wanted | None = None,
+    price_list: PriceList = NO_PRICES,
 ) -> Run:
     """Reads everything but the details. `also` counts every attempt, those too that get no row. Only rows that are
-    `wanted` are kept; the figures are of all."""
+    `wanted` are kept; the figures are of all. `price_list`: for a run without prices. Raises ConfigError if it
+    lacks a model of the run."""
     # The last frame of a compressed file is closed at the end of its run; until then nothing is missing there.
-    reader = RunReader(run_directory, growing=is_going_on(run_directory), also=also, wanted=wanted)
+    reader = RunReader(
+        run_directory, growing=is_going_on(run_directory), also=also, wanted=wanted, price_list=price_list
+    )
     reader.read(groups_file)
     run = reader.run
     if wanted is not None:
@@ -164,10 +170,13 @@ class RunReader:
         behind_bytes: int | None = None,
         also: Counting | None = None,
         wanted: Wanted | None = None,
+        price_list: PriceList = NO_PRICES,
     ) -> None:
         self._wanted = wanted
         self._held: set[int] = set()  # groups with something wanted
         self.run = Run(name=run_directory.absolute().name, directory=str(run_directory))
+        self._price_list = price_list
+        self._prices: Prices | None = None
         self._counting: tuple[Counting, ...] = (self.run.totals,) if also is None else (self.run.totals, also)
         self._behind_bytes = behind_bytes
         self._directory = run_directory
@@ -184,6 +193,7 @@ class RunReader:
     def read(self, groups_file: Path | None) -> set[int]:
         """Takes what is new; gives the numbers of the groups of which something is."""
         run, changed = self.run, self._changed
+        self._prices = self._prices or self._price_list.of(read_description(self._directory))
         for offset, line in self._new(record_of(self._directory)):
             if line is None or not self._take(line, offset):
                 run.skipped.rollout_lines += 1
@@ -237,6 +247,8 @@ class RunReader:
                 run.bad_tasks.append({"task": text(line.get("task_id"), 300), "reason": reason})
             return True
         row = _rollout(line, text(rollout_id, 200), number)
+        took = row["id"], row["prompt_tokens"], row["tokens"]
+        row["cost"] = None if self._prices is None else self._prices.cost(*took)
         if number not in run.groups:
             run.groups[number] = _group(line, number)
             run.totals.groups += self._seen.add(number)

@@ -40,6 +40,11 @@ function el(tag, className, ...children) {
   return element;
 }
 
+// A cost, in whatever currency the prices are.
+function money(value) {
+  return value === null ? "–" : value.toFixed(value < 1 ? 5 : 2);
+}
+
 function svg(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);

@@ -54,6 +54,7 @@ class Totals:
     source how many of how many solved. `mixed` and `divided`: written groups whose members differ in score and
     in being solved; `all_right`, `all_wrong`: those in which all were solved, and none. `trained_tokens`,
     `untrained_tokens`: sampled in written groups, by whether the groups file has their line.
+    `trained`: rollouts of written groups. `cost`: of all attempts; None: no prices.
     """
 
     attempts: int = 0
@@ -82,6 +83,8 @@ class Totals:
     all_wrong: int = 0
     trained_tokens: int = 0
     untrained_tokens: int = 0
+    trained: int = 0
+    cost: float | None = None
     dropped: Counter[str] = field(default_factory=Counter)
 
     def count(self, row: Row, group: Row, by: int = 1) -> None:
@@ -94,6 +97,8 @@ class Totals:
         self.token_sources[_name(row["token_source"], self.token_sources)] += by
         self.tokens += by * row["tokens"] * row["counts"]
         self.repeated += by * row["retries"] * row["counts"]
+        if row["cost"] is not None:
+            self.cost = (self.cost or 0.0) + by * row["cost"] * row["counts"]
         if (start := row["started_at"]) is not None:
             end = start + (row["duration_s"] or 0.0)
             self.began = start if self.began is None else min(self.began, start)
@@ -136,6 +141,7 @@ class Totals:
         self.divided += len(solved) > 1
         self.all_right += solved == {True}
         self.all_wrong += solved == {False}
+        self.trained += sum(not is_aside(one) for one in members)
         for one in members:
             sampled, missing = count(one.get("completion_tokens")), number(one.get("untrained_share")) or 0.0
             untrained = round(sampled * max(0.0, min(1.0, missing)))
@@ -151,6 +157,7 @@ class Totals:
         return {
             **{name: getattr(self, name) for name in ("attempts", "scored", "solved", "score", "scored_tokens")},
             **{name: getattr(self, name) for name in ("repeated", "began", "ended", "scores", "bad_tasks")},
+            **{name: getattr(self, name) for name in ("cost", "trained")},
             **{name: getattr(self, name) for name in ("groups", "written", "mixed", "divided")},
             **{name: getattr(self, name) for name in ("all_right", "all_wrong")},
             "interval": wilson(self.solved / self.scored, self.scored) if self.scored else None,

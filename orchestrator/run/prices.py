@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import yaml
 
 from orchestrator.errors import ConfigError
 from orchestrator.rules.plan import server_of
-from orchestrator.run.lenient import number, objects
+from orchestrator.run.lenient import mapping, number, objects
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.types import Attempt
 
 _MILLION = 1_000_000
 _MOST_BYTES = 1 << 20
 _KEYS = ("prompt", "completion")
+_HALF = "openai.prompt_price, openai.completion_price: give both, for every server, or none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,7 @@ class Prices:
         complete = tuple((p, c) for p, c in prices if p is not None and c is not None)
         if len(complete) < len(prices):
             raise ConfigError(
-                f"env.price_table: no prices of {_unpriced(servers, table)} in {price_table}"
-                if table
-                else "openai.prompt_price, openai.completion_price: give both, for every server, or none"
+                f"env.price_table: no prices of {_unpriced(servers, table)} in {price_table}" if table else _HALF
             )
         return cls(complete, tuple(s.weight for s in servers))
 
@@ -76,6 +75,37 @@ class Prices:
     def cost_of(self, attempt: Attempt) -> float:
         """The cost of all its completions."""
         return self.cost(attempt.plan.rollout_id, attempt.record.prompt_tokens, attempt.record.sampled_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """Prices for runs that have none on record: by model, and of every other one."""
+
+    every: tuple[float, float] | None = None
+    by_model: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, prompt: float | None, completion: float | None, price_table: Path | None) -> PriceList:
+        """Raises ConfigError."""
+        if (prompt is None) != (completion is None):
+            raise ConfigError(_HALF)
+        every = None if prompt is None or completion is None else (prompt, completion)
+        return cls(every, {} if price_table is None else _read(price_table))
+
+    def of(self, description: Mapping[str, Any]) -> Prices | None:
+        """The prices in a run.json, else those of this list; None: nobody gives any. Raises ConfigError for a run
+        with a model that a list by model lacks."""
+        recorded = Prices.recorded(description)
+        if recorded is not None or (self.every is None and not self.by_model):
+            return recorded
+        servers = objects(mapping(description.get("config")).get("openai")) or [{}]
+        names = [str(server.get("model_name")) for server in servers]
+        pairs = tuple(pair for name in names if (pair := self.by_model.get(name, self.every)) is not None)
+        if len(pairs) < len(names):
+            missing = sorted(set(names) - set(self.by_model))
+            raise ConfigError(f"env.price_table: no prices of {', '.join(missing)} in it")
+        weights = (number(server.get("weight")) or 0.0 for server in servers)
+        return Prices(pairs, tuple(weight if weight > 0 else 1.0 for weight in weights))
 
 
 def _unpriced(servers: Sequence[OpenAISettings], table: Mapping[str, Any]) -> str:

@@ -39,7 +39,8 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
     max_cost: float | None = row(
         None,
         Number(above=0),
-        "the run ends in order before its completions cost more; needs prices; docs/runs.md",
+        "the run ends in order before its completions cost more; needs --openai.prompt_price and "
+        "--openai.completion_price, or --env.price_table",
         resume=Resume.FREE,
         commands=RUNS,
     )

@@ -33,15 +33,11 @@ def scores_text(tally: Tally) -> str:
     return f"mean {tally.mean_score:.3f}, {tally.correct} of {scored} correct ({share(tally.correct, scored)})"
 
 
-def cost_text(tally: Tally) -> str:
-    """What all completions cost, those of broken and dropped rollouts included; and for each result."""
-    text = f"{tally.cost:.4f}"
-    if tally.trained:
-        each = (
-            f"{tally.cost / tally.groups:.4f} a written group, {tally.cost / tally.trained:.5f} a trained rollout"
-        )
-        text = f"{text}; {each}"
-    return text
+def cost_text(cost: float, groups: int, trained: int) -> str:
+    """What all completions cost, those of broken and dropped rollouts included; and for each of the written
+    groups, and of their rollouts."""
+    each = f"; {cost / groups:.4f} a written group, {cost / trained:.5f} a trained rollout" if trained else ""
+    return f"{cost:.4f}{each}"
 
 
 def untrained_text(tally: Tally) -> str:
@@ -104,7 +100,7 @@ def closing_table(
         table.append(("untrained", untrained_text(tally)))
     table += [("tokens", f"{tally.tokens} sampled"), ("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}")]
     if tally.prices is not None:
-        table.append(("cost", cost_text(tally)))
+        table.append(("cost", cost_text(tally.cost, tally.groups, tally.trained)))
     stream = stream or sys.stdout
     if stream.isatty():
         print(file=stream)

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.exporting.formats import FORMATS, TALK
 from tests.fakes.recorded_run import write_recorded_run
-from tests.fakes.tokenizer import tokenizer_folder
+from tests.fakes.tokenizer import END, tokenizer_folder
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,37 @@ def test_datasets_reads_the_columns_that_the_card_names(recorded: Path, tmp_path
             whole = kind.removeprefix("list of ")
             assert (feature if whole == kind else feature.feature).dtype == whole
     assert list(rows.features) == list(FORMATS[name].columns)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_card_is_one_of_the_hub_s_and_leaves_the_license_to_the_user(
+    recorded: Path, tmp_path: Path, name: str
+) -> None:
+    cards = pytest.importorskip("huggingface_hub")
+    assert main(["export", str(recorded), "--format", name, "--output", str(tmp_path / name)]) == 0
+    card = cards.DatasetCard.load(tmp_path / name / "README.md")
+    (config,) = card.data.configs
+    assert all((tmp_path / name / one["path"]).is_file() for one in config["data_files"])
+    assert card.data.license is None
+    told = json.loads(card.text.partition("```json")[2].partition("```")[0])
+    assert told == json.loads((tmp_path / name / "provenance.json").read_text("utf-8"))
+    assert told["run"]["models"] == ["scripted"]
+    assert (told["run"]["scoring_strategy"], told["run"]["token_ids"]) == ("correctness", "exact")
+    count = f"{told['rows']} rows, {told['not_solved']} of them not solved"
+    assert count in card.text
+    assert bool(told["not_solved"]) == (name in ("trl", "hf"))
+
+
+def test_the_template_makes_of_messages_what_was_sent_and_sampled(recorded: Path, tmp_path: Path) -> None:
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder())
+    ids = {row["rollout_id"]: row["input_ids"] for row in loaded(recorded, tmp_path, "sft")}
+    talks = {row["rollout_id"]: row["messages"] for row in loaded(recorded, tmp_path, "messages")}
+    assert set(ids) < set(talks), "messages also has rollouts without ids"
+    for rollout_id, sampled in ids.items():
+        text = tokenizer.apply_chat_template(talks[rollout_id], tokenize=False)
+        assert text.strip().removesuffix(END) == tokenizer.decode(sampled).removesuffix(END)
 
 
 def test_both_kinds_of_file_hold_the_same(recorded: Path, tmp_path: Path) -> None:

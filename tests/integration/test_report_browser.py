@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.report import write_report
+from orchestrator.run.prices import PriceList
 from tests.fakes.odd_run import write_odd_run
 from tests.fakes.synthetic_run import HOSTILE, write_synthetic_run
 
@@ -222,6 +223,30 @@ def test_retokenized_tokens_have_no_probability(page, report: str):
     page.wait_for_selector(".ids .p-unknown")
     assert page.locator(".ids .t:not(.p-unknown)").count() == 0
     assert "retokenized" in page.locator("#view .facts").first.text_content()
+
+
+def test_the_cost_is_told_of_the_run_its_groups_and_its_attempts(browser, tmp_path: Path):
+    tokenizer = write_synthetic_run(tmp_path)
+    html = tmp_path / "groups.html"
+    run = write_report(
+        tmp_path, tmp_path / "groups.jsonl", html, tokenizer=tokenizer, price_list=PriceList((1, 10))
+    )
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(html.as_uri())
+    cost = sum(row["prompt_tokens"] + 10 * row["tokens"] for row in run.rollouts.values()) / 1e6
+    assert run.totals.cost == pytest.approx(cost)
+    each = f"{cost / run.totals.written:.5f} a written group, {cost / run.totals.trained:.5f} a trained rollout"
+    assert page.locator(".tile", has_text="cost").text_content() == f"{cost:.5f}cost{each}"
+    cells = page.locator(".groups tbody .c-cost").all_text_contents()
+    assert sum(map(float, cells)) == pytest.approx(cost, abs=1e-4)
+    assert page.evaluate(
+        "document.querySelector('.scroll').scrollWidth <= document.querySelector('.scroll').clientWidth"
+    )
+    [first, *_] = run.rollouts.values()
+    page.goto(f"{html.as_uri()}#rollout-{first['id']}")
+    shows(page)
+    assert page.locator(".facts div", has_text="cost").text_content() == f"cost{first['cost']:.5f}"
+    page.close()
 
 
 def test_a_lost_attempt_can_be_opened_and_has_no_tokens(page, report: str):

@@ -90,6 +90,33 @@ def test_two_tasks_are_too_few_for_a_difference(tmp_path: Path, capsys: pytest.C
     assert "too few tasks to tell" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("by", ["flags", "table"])
+def test_money_is_told_by_prices_that_are_given_for_runs_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], by: str
+) -> None:
+    cheap = write_run(tmp_path / "a", {"t": [1.0, -1.0]})
+    priced = write_run(tmp_path / "b", {"t": [1.0]}, [{"prompt": 10.0, "completion": 100.0, "weight": 1.0}])
+    table = tmp_path / "prices.yaml"
+    table.write_text("m-a: {prompt: 1, completion: 10}\n")
+    flags = ("--openai.prompt_price", 1, "--openai.completion_price", 10)
+    assert compare(cheap, priced, "--json", *(flags if by == "flags" else ("--env.price_table", table))) == 0
+    told = [run["cost"] for run in json.loads(capsys.readouterr().out)["runs"]]
+    assert told == pytest.approx([2 * 0.002, 0.02]), "of broken attempts too; those on record win"
+
+
+def test_prices_that_are_not_enough_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "a", {"t": [1.0]})
+    (table := tmp_path / "prices.yaml").write_text("other: {prompt: 1, completion: 10}\n")
+    for command in (["compare", str(run)], ["view"]):
+        assert main([*command, str(run), "--env.price_table", str(table)]) == 2
+        assert capsys.readouterr().err == "orchestrator: env.price_table: no prices of m-a in it\n"
+        assert main([*command, str(run), "--openai.prompt_price", "1"]) == 2
+        assert "openai.prompt_price, openai.completion_price: give both" in capsys.readouterr().err
+    others = ("--env.price_table", str(table), "--openai.prompt_price", "0", "--openai.completion_price", "0")
+    assert main(["view", str(run), *others]) == 0
+    assert "cost           0.0000\n" in capsys.readouterr().out
+
+
 def test_money_is_told_where_prices_are_on_record(tmp_path: Path) -> None:
     priced = [{"prompt": 10.0, "completion": 100.0, "weight": 1.0}]
     dear = ComparedRun.read(write_run(tmp_path / "a", {"t": [1.0, -1.0]}, priced))

@@ -142,7 +142,10 @@ def test_best_bounds_pairs_and_max_tokens_leaves_long_rollouts_out(recorded: Pat
 def scored(run: Path, *scores: float) -> None:
     """Gives the rollouts of the first group these scores, and leaves all others out."""
     lines = [json.loads(line) for line in (run / "rollouts.jsonl").read_bytes().splitlines()[: len(scores)]]
-    texts = [dumps({**line, "score": score}) + b"\n" for line, score in zip(lines, scores, strict=True)]
+    texts = [
+        dumps({**line, "score": score, "score_parts": {}}) + b"\n"
+        for line, score in zip(lines, scores, strict=True)
+    ]
     (run / "rollouts.jsonl").write_bytes(b"".join(texts))
 
 
@@ -158,7 +161,7 @@ def test_equal_scores_are_no_preference(copied: Path, tmp_path: Path, margin: Se
 def test_scores_that_are_as_far_apart_as_was_asked_are_a_pair(copied: Path, tmp_path: Path) -> None:
     scored(copied, 0.95, 0.45)
     assert 0.95 - 0.45 < 0.5, "in binary"
-    assert export(copied, tmp_path / "dpo", "--format", "dpo", "--margin", "0.5") == 0
+    assert export(copied, tmp_path / "dpo", "--format", "dpo", "--solved", "false") == 0
     scored(copied, 0.1 * 3, 0.8 - 0.5)
     assert export(copied, tmp_path / "trl", "--format", "trl", "--threshold", "0.3") == 0
     assert len(rows(tmp_path / "trl")) == 2
@@ -167,9 +170,10 @@ def test_scores_that_are_as_far_apart_as_was_asked_are_a_pair(copied: Path, tmp_
 @pytest.mark.parametrize(
     ("flags", "reasons"),
     [
-        (("--best", "1"), {"not among the best of the group": 2}),
+        (("--best", "1", "--solved", "false", "--margin", "0"), {"not among the best of the group": 2}),
         (("--threshold", "0.95"), {"below the threshold": 2}),
-        (("--margin", "0.8"), {"in no pair with the margin": 2}),
+        (("--solved", "false"), {"in no pair with the margin": 2}),
+        ((), {"in no pair of a solved one and one that is not": 2}),
     ],
 )
 def test_the_reason_is_told_why_rollouts_are_in_no_pair(
@@ -250,8 +254,10 @@ def test_outcomes_that_the_run_masks_are_left_out(recorded: Path, tmp_path: Path
 
 def test_the_provenance_names_what_was_read_and_no_place_on_this_machine(recorded: Path, tmp_path: Path) -> None:
     assert export(recorded, tmp_path / "m", "--format", "messages", "--best", "2", "--threshold", "0.5") == 0
+    again = "--format messages --solved false --best 2 --threshold 0.5"
     told = json.loads((tmp_path / "m" / "provenance.json").read_text("utf-8"))
-    assert told["command"] == "orchestrator export run --format messages --best 2 --threshold 0.5"
+    assert told["command"] == f"orchestrator export run {again}"
+    assert (told["not_solved"], told["run"]["token_ids"]) == (0, "exact")
     assert told["rows"] == len(rows(tmp_path / "m")) == 6
     for name, facts in told["run"]["files"].items():
         assert facts["sha256"] == hashlib.sha256((recorded / name).read_bytes()).hexdigest()
@@ -282,7 +288,7 @@ def test_of_a_model_in_a_folder_only_the_last_part_is_handed_on(copied: Path, tm
 
 
 def test_messages_are_the_conversation_on_record(recorded: Path, tmp_path: Path) -> None:
-    assert export(recorded, tmp_path / "m", "--format", "messages", "--best", "4") == 0
+    assert export(recorded, tmp_path / "m", "--format", "messages", "--best", "4", "--solved", "false") == 0
     made, told = rows(tmp_path / "m"), on_record(recorded)
     assert {row["rollout_id"] for row in made} == set(told)
     for row in made:
@@ -299,7 +305,7 @@ def test_tools_are_beside_the_messages(copied: Path, tmp_path: Path) -> None:
         if line.get("completions") and line["index"] != 3:
             line["completions"][0]["tools"] = tools
     (copied / "rollouts.jsonl").write_bytes(b"\n".join(map(dumps, lines)) + b"\n")
-    assert export(copied, tmp_path / "m", "--format", "messages", "--best", "4") == 0
+    assert export(copied, tmp_path / "m", "--format", "messages", "--best", "4", "--solved", "false") == 0
     offered = {row["index"]: row["tools"] and json.loads(row["tools"]) for row in rows(tmp_path / "m")}
     assert offered == {0: tools, 1: tools, 2: tools, 3: None}
     # What was offered is a part of the prompt.
@@ -439,8 +445,107 @@ def test_without_a_single_row_nothing_is_written(
 ) -> None:
     (copied / "rollouts.jsonl").write_bytes(b"")
     assert export(copied, tmp_path / "none" / "trl", "--format", "trl") == 1
-    assert "nowhere: there is nothing to write" in capsys.readouterr().out
+    assert capsys.readouterr().err == "orchestrator: nothing to export: the record holds no rollout\n"
     assert not list((tmp_path / "none").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("scores", "flags", "said"),
+    [
+        ((0.0, 0.0), ("--format", "sft"), "2 not solved; --solved false takes them"),
+        ((1.0, 0.5), ("--format", "trl", "--max-tokens", "1"), "2 too long; set a higher --max-tokens"),
+        ((0.0, 0.5), ("--threshold", "0.9"), "2 below the threshold; set a lower --threshold"),
+        (
+            (1.0, 1.0, 1.0),
+            ("--format", "dpo"),
+            "2 in no pair of a solved one and one that is not; --solved false makes pairs by scores alone",
+        ),
+        (
+            (1.0, 1.0),
+            ("--format", "dpo", "--solved", "false"),
+            "2 in no pair with the margin; set a smaller --margin; equal scores are never a pair",
+        ),
+    ],
+)
+def test_what_to_set_is_said_where_nothing_is_chosen(
+    copied: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    scores: Sequence[float],
+    flags: Sequence[str],
+    said: str,
+) -> None:
+    scored(copied, *scores)
+    assert export(copied, tmp_path / "none" / "out", *flags) == 1
+    assert capsys.readouterr().err == f"orchestrator: nothing to export: {said}\n"
+
+
+# ---------------------------------------------------------------- what is right
+
+
+@pytest.mark.parametrize("name", ["sft", "messages"])
+def test_examples_are_of_solved_rollouts_unless_others_are_asked_for(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    scored(copied, 1.0, 0.0, 0.9, 0.9)
+    all_of_a_group = ("--format", name, "--best", "4")
+    assert export(copied, tmp_path / "right", *all_of_a_group) == 0
+    assert [row["score"] for row in rows(tmp_path / "right")] == [1.0]
+    assert left_out(tmp_path / "right") == {"not solved": 3}
+    assert "not solved     " not in capsys.readouterr().out
+    for flags, scores in (
+        (("--solved", "false"), [1.0, 0.0, 0.9, 0.9]),
+        (("--threshold", "0.5"), [1.0, 0.9, 0.9]),
+        (("--threshold", "0.5", "--solved"), [1.0]),
+    ):
+        output = tmp_path / "-".join(flags)
+        assert export(copied, output, *all_of_a_group, *flags) == 0
+        assert [row["score"] for row in rows(output)] == scores
+        wrong = len(scores) - 1
+        assert (f"not solved     {wrong} of the rows\n" in capsys.readouterr().out) == bool(wrong)
+        assert json.loads((output / "provenance.json").read_text())["not_solved"] == wrong
+
+
+def test_solved_is_what_the_scorer_calls_so(copied: Path, tmp_path: Path) -> None:
+    """A right answer in a poor form, and a wrong one in a good form, of a judge's score with parts."""
+    scored(copied, 0.7, 0.75, 0.1)
+    for number, correctness in enumerate((1.0, 0.9, 0.0)):
+        parts = {"correctness": correctness, "form": 0.5}
+        damage(copied, number, lambda line, parts=parts: dumps({**json.loads(line), "score_parts": parts}) + b"\n")
+    assert export(copied, tmp_path / "sft", "--format", "sft", "--best", "4") == 0
+    assert [row["score"] for row in rows(tmp_path / "sft")] == [0.7]
+    assert export(copied, tmp_path / "dpo", "--format", "dpo") == 0
+    (pair,) = rows(tmp_path / "dpo")
+    assert (pair["chosen_score"], pair["rejected_score"]) == (0.7, 0.1)
+
+
+def test_pairs_prefer_what_is_solved_to_what_is_not_unless_others_are_asked_for(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scored(copied, 0.9, 0.8, 0.2, 0.1)
+    assert export(copied, tmp_path / "none" / "dpo", "--format", "dpo") == 1
+    assert "nothing to export: 4 in no pair of a solved one" in capsys.readouterr().err
+    assert export(copied, tmp_path / "dpo", "--format", "dpo", "--solved", "false") == 0
+    assert len(rows(tmp_path / "dpo")) == 2
+    said = "not solved     2 of the pairs: they are no solved rollout with one that is not\n"
+    assert said in capsys.readouterr().out
+
+
+def test_what_has_no_sampled_ids_is_led_to_the_format_that_needs_none(
+    recorded: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(recorded, tmp_path / "sft", "--format", "sft", "--best", "4") == 0
+    note = "note: 2 have no sampled ids, as the endpoint gave text: --format messages has them as conversations\n"
+    assert note in capsys.readouterr().out
+    lines = (copied / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
+    (copied / "rollouts.jsonl").write_bytes(b"".join(lines[8:10]))  # of an endpoint that gives text
+    for name, other in (("sft", "messages"), ("trl", "hf")):
+        assert export(copied, tmp_path / "none" / name, "--format", name) == 1
+        assert capsys.readouterr().err == (
+            "orchestrator: nothing to export: 2 without exact token ids; "
+            f"--format {other} has them as conversations\n"
+        )
+        assert export(copied, tmp_path / other, "--format", other) == 0
 
 
 def test_what_fails_leaves_nothing(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

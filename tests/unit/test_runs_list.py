@@ -73,6 +73,20 @@ def test_a_run_goes_on_while_it_is_locked_and_its_old_end_is_gone(tmp_path: Path
         assert (one["state"], one["solved"]) == ("running", 6)
 
 
+def test_costs_are_told_by_prices_that_are_given_afterwards(tmp_path: Path, capsys) -> None:
+    ended, killed, other = (write_recorded_run(tmp_path / name) for name in ("a", "b", "c"))
+    with ending(ended, tally_of(ended), lambda: False):
+        pass
+    (other / "run.json").write_text((other / "run.json").read_text().replace('"scripted"', '"another"'))
+    (table := tmp_path / "prices.yaml").write_text("scripted: {prompt: 1, completion: 10}\n")
+    assert main(["runs", str(tmp_path), "--json", "--env.price_table", str(table)]) == 0
+    costs = {Path(one["run"]).name: one["cost"] for one in json.loads(capsys.readouterr().out)["runs"]}
+    lines = [json.loads(line) for line in (killed / "rollouts.jsonl").read_bytes().splitlines()]
+    made = [one for line in lines for one in line.get("completions", ())]
+    cost = sum(one["prompt_tokens"] + 10 * one["completion_tokens"] for one in made) / 1e6
+    assert costs == {"a": pytest.approx(cost), "b": pytest.approx(cost), "c": None}
+
+
 def test_a_full_disk_costs_only_the_end(tmp_path: Path) -> None:
     (tmp_path / (END_FILE + ".part")).mkdir()
     with ending(tmp_path, Tally(), lambda: False):

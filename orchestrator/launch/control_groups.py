@@ -1,7 +1,7 @@
 """Finds the control groups of a container, and the kernel's files about them: v1, v2, or both together."""
 
+import os
 import posixpath
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +36,12 @@ def group_files(
     for group in groups:
         if group.own is None or ".." in group.own.split("/"):  # the latter: in another namespace than ours
             continue
-        files: list[Path] = []
+        files: list[str] = []
         if not group.controllers:
-            files = [cgroups / group.own / v2_name, cgroups / "unified" / group.own / v2_name]
+            files = [f"{cgroups}/{group.own}/{v2_name}", f"{cgroups}/unified/{group.own}/{v2_name}"]
         elif group.has(controller):
-            files = [cgroups / mounted / group.own / v1_name for mounted in (controller, group.controllers)]
-        yield from (file for file in files if file.is_file())
+            files = [f"{cgroups}/{mounted}/{group.own}/{v1_name}" for mounted in (controller, group.controllers)]
+        yield from (Path(file) for file in files if os.path.isfile(file))
 
 
 def beside(own: str) -> str:
@@ -62,7 +62,8 @@ def path_beside_ours(name: str, proc: Path = PROC) -> str:
 
 
 def _own(path: str, container: str) -> str | None:
-    named = re.compile(rf"(?:[\w.]+-)*{re.escape(container)}(?:\.scope)?")
     parts = path.split("/")
-    place = next((place for place, part in enumerate(parts) if named.fullmatch(part)), None)
+    stems = (part.removesuffix(".scope") for part in parts)
+    named = (place for place, stem in enumerate(stems) if stem == container or stem.endswith(f"-{container}"))
+    place = next(named, None)
     return None if place is None else "/".join(parts[: place + 1]).lstrip("/")

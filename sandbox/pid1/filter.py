@@ -4,29 +4,60 @@ Where the agent may be root, pid 1's children enter the agent's user namespace. 
 able to enter another one.
 """
 
-import ctypes
-import os
-import struct
+import posix
+import sys
+from _ctypes import (
+    FUNCFLAG_CDECL,
+    FUNCFLAG_USE_ERRNO,
+    CFuncPtr,
+    Structure,
+    _SimpleCData,
+    byref,
+    dlopen,
+    dlsym,
+    get_errno,
+)
 
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 _SETNS = {"x86_64": 308, "aarch64": 268}
 _LOAD_NUMBER, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_RET|BPF_K
 _ALLOW, _EPERM = 0x7FFF0000, 0x00050001
-libc = ctypes.CDLL(None, use_errno=True)
+_loaded = dlopen(None, 0)  # type: ignore[arg-type]
 
 
-class _Program(ctypes.Structure):
+# As in `ctypes`, of which the rest would be a third of a grader's start.
+class _Function(CFuncPtr):
+    _flags_ = FUNCFLAG_CDECL | FUNCFLAG_USE_ERRNO
+
+
+class _Short(_SimpleCData):  # type: ignore[type-arg]
+    _type_ = "H"
+
+
+class _Bytes(_SimpleCData):  # type: ignore[type-arg]
+    _type_ = "z"
+
+
+class _Program(Structure):
     """struct sock_fprog"""
 
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+    _fields_ = (("length", _Short), ("instructions", _Bytes))
+
+
+def libc(name: str, *arguments: object) -> None:
+    """Calls a function of the C library that returns 0. Raises OSError if it does not."""
+    if _Function(dlsym(_loaded, name))(*arguments) != 0:
+        raise OSError(get_errno(), name)
 
 
 def refuse_namespaces() -> None:
     """For this process and all that come from it. Calls of another architecture end the thread by the sandbox's
     own filter. Raises OSError."""
-    setns = _SETNS[os.uname().machine]
+    setns = _SETNS[posix.uname().machine]
     steps = ((_LOAD_NUMBER, 0, 0, 0), (_EQUAL, 0, 1, setns), (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW))
-    code = b"".join(struct.pack("=HBBI", *step) for step in steps)
-    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Program(len(steps), code)), 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_SECCOMP)")
+    code = b"".join(
+        operation.to_bytes(2, sys.byteorder) + bytes((met, unmet)) + value.to_bytes(4, sys.byteorder)
+        for operation, met, unmet, value in steps
+    )
+    libc("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, byref(_Program(len(steps), code)), 0, 0)

@@ -1,7 +1,6 @@
 """Who a process of a sandbox is: kernel calls alone, for a program that starts with few imports."""
 
-import ctypes
-import os
+import posix
 
 from sandbox.pid1.filter import libc, refuse_namespaces
 
@@ -11,17 +10,16 @@ _SIGKILL = 9  # `signal` takes as long to import as all the rest
 
 def take_identity(uid: int, gid: int) -> None:
     """For good, unless it has a capability to take another one."""
-    os.setgroups([])
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
+    posix.setgroups([])
+    posix.setresgid(gid, gid, gid)
+    posix.setresuid(uid, uid, uid)
 
 
 def enter(namespace: int) -> None:
     """Becomes root of the user namespace of this descriptor, which it closes: with all capabilities over nothing
     but what belongs to the namespace. The caller has the identity that owns it. Raises OSError."""
-    if libc.setns(namespace, _CLONE_NEWUSER) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
-    os.close(namespace)
+    libc("setns", namespace, _CLONE_NEWUSER)
+    posix.close(namespace)
     take_identity(0, 0)
 
 
@@ -42,9 +40,9 @@ def kill_everything_of(worker_uid: int, channel_gid: int) -> None:
     """
     status = 1
     try:
-        os.setgroups([])
-        os.setresuid(channel_gid, worker_uid, channel_gid)
-        os.kill(-1, _SIGKILL)
+        posix.setgroups([])
+        posix.setresuid(channel_gid, worker_uid, channel_gid)
+        posix.kill(-1, _SIGKILL)
         status = 0
     finally:
-        os._exit(status)
+        posix._exit(status)

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.launch.base import Command, CommandEnd
-from orchestrator.launch.contents import PYTHON
+from orchestrator.launch.contents import APP, PYTHON
 from orchestrator.launch.hardening import Hardening
 from orchestrator.launch.names import CHANNEL_GID, CHANNEL_MOUNT
 from orchestrator.launch.uids import UidPair
 
 _NAMESPACE_FD = 3  # the first that an OCI runtime hands on
-_MAIN = "from sandbox.pid1.command import main; raise SystemExit(main())"
+_MAIN = f"{APP}/sandbox/pid1/__main__.py"
 _CANNOT_START, _TIMED_OUT = -1001, -1002
 _ENDED = re.compile(r"^ended (-?\d{1,9}) (\d{1,9}) (\d{1,9}) (\d{1,12})$", re.MULTILINE)
 
@@ -27,7 +27,7 @@ def command_arguments(
     """What is started as pid 1. `user`: (uid, gid) in the agent's namespace."""
     numbers = (uids.worker, CHANNEL_GID, hardening.worker_processes, _NAMESPACE_FD, *user)
     # Without `site`, and from the folder that PYTHONPATH names: a tenth of the imports of a sandbox with an agent.
-    start = (PYTHON, "-P", "-S", "-c", _MAIN, CHANNEL_MOUNT)
+    start = (PYTHON, "-P", "-S", _MAIN, CHANNEL_MOUNT)
     return (*start, *map(str, numbers), f"{command.timeout_s:.3f}", *command.programs)
 
 

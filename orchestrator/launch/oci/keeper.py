@@ -72,6 +72,7 @@ class _Container:
     def __init__(self, *, starting: bool = False) -> None:
         self.output = _Output()
         self.pid = 0
+        self.has_ended = False  # it has run, and none of its processes is left
         self.starting = starting
         self.root = ""  # the folder in which its writable root is mounted
         self.deleting = False
@@ -84,6 +85,7 @@ class Keeper:
     def __init__(self, line: socket.socket, runtime: list[str]) -> None:
         self._line = line
         self._runtime = runtime
+        self._state = runtime[-1]  # the value of --root
         self._received = b""
         self._containers: dict[str, _Container] = {}
         self._running: dict[int, tuple[float, Callable[[int], None]]] = {}  # of the runtime: deadline, what next
@@ -223,7 +225,7 @@ class Keeper:
     def _ended(self, name: str, status: int) -> None:
         """Its pid 1 was waited for: from now on that number is another's."""
         container = self._containers[name]
-        container.pid = 0
+        container.pid, container.has_ended = 0, True
         if container.root:
             from orchestrator.launch.oci.mounts import show_written
 
@@ -236,7 +238,7 @@ class Keeper:
         self._remove_if_wanted(name)
 
     def _remove_if_wanted(self, name: str) -> None:
-        """Ends the container, and with its pid 1 all that runs in it; then the runtime clears away the rest."""
+        """Ends the container, and with its pid 1 all that runs in it; then the rest is cleared away."""
         container = self._containers.get(name)
         if container is None or not container.removals or container.starting or container.deleting:
             return
@@ -244,7 +246,10 @@ class Keeper:
             self._kill(name)
             return
         container.deleting = True
-        self._call(("delete", "--force", name), lambda status, output: self._deleted(name, status, output))
+        if container.has_ended and _cleared(os.path.join(self._state, name)):
+            self._deleted(name, 0, _Output())
+        else:
+            self._call(("delete", "--force", name), lambda status, output: self._deleted(name, status, output))
 
     def _kill(self, name: str) -> None:
         """Kills its pid 1, and with it all that runs in it: it has ended when none of them is left."""
@@ -325,6 +330,23 @@ class Keeper:
         """Until something must be looked at that tells nobody. None: nothing."""
         due = min([self._until_s, *(deadline for deadline, _ in self._running.values())])
         return None if due == math.inf else max(0.0, due - time.monotonic())
+
+
+def _cleared(folder: str) -> bool:
+    """Does what `runc delete` would for a container of which no process is left, and starts no program for it: its
+    control groups go, and what runc remembers in this folder. False: the runtime has to; it is not runc, or
+    something is left."""
+    file = os.path.join(folder, "state.json")
+    try:
+        with open(file) as text:
+            groups = {*json.load(text)["cgroup_paths"].values()}
+        for group in groups:
+            os.rmdir(group)
+        os.unlink(file)  # last but the folder: until then `runc delete` knows the container
+        os.rmdir(folder)
+    except (OSError, ValueError, LookupError):
+        return False
+    return True
 
 
 def _number(file: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.launch.oci.program import HANDED_DOWN
+from orchestrator.launch.oci.program import environment
 from orchestrator.launch.oci.user_namespace import user_namespace
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,13 @@ def remove_containers(directory: Path) -> tuple[int, int]:
     except EnvironmentUnusable as error:  # it could be made when the containers were
         log.warning("containers could not be removed: %s", error)
         return 0, len(names)
-    environ = {name: os.environ[name] for name in HANDED_DOWN if name in os.environ}
     removed = 0
     for name in names:
         command = [*runtime_command(program, directory), "delete", "--force", name]
         command = command if users is None else users.entered_by(command)
         try:
             done = subprocess.run(  # noqa: S603 - the launcher's own
-                command, capture_output=True, timeout=_REMOVAL_S, check=False, env=environ
+                command, capture_output=True, timeout=_REMOVAL_S, check=False, env=environment(program)
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("container %s could not be removed: %s", name, error)

@@ -9,7 +9,9 @@ from orchestrator.launch.names import is_gvisor
 
 USUAL = ("runc", "crun")
 # What runtimes need to know: where programs are, and where a user's own control groups are managed. No keys.
-HANDED_DOWN = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR")
+_HANDED_DOWN = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR")
+# runc, a program in Go that ends at once, has no use for more. gVisor's lives as long as its sandbox.
+_SHORT_LIVED = {"GOMAXPROCS": "1"}
 _FLAGS_S = 20.0
 _FOR_ROOT = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # not on every user's PATH
 
@@ -25,6 +27,12 @@ def find_oci_runtime(name: str) -> str:
             "or name another with --env.oci_runtime"
         )
     return os.path.abspath(program)
+
+
+def environment(program: str) -> dict[str, str]:
+    """The variables that the runtime gets."""
+    handed_down = {name: os.environ[name] for name in _HANDED_DOWN if name in os.environ}
+    return handed_down if is_gvisor(program) else {**handed_down, **_SHORT_LIVED}
 
 
 def own_options(program: str) -> list[str]:

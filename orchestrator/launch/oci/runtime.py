@@ -7,7 +7,6 @@ again if it was killed.
 import asyncio
 import json
 import logging
-import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci.keeper import CALL_S
-from orchestrator.launch.oci.program import HANDED_DOWN
+from orchestrator.launch.oci.program import environment
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.user_namespace import UserNamespace
 from orchestrator.rules.text import printable
@@ -42,6 +41,7 @@ class Runtime:
         self, command: Sequence[str], live: Mapping[str, OciSandbox], users: UserNamespace | None = None
     ) -> None:
         keeper = [sys.executable, "-I", "-S", str(_KEEPER), *command]
+        self._environment = environment(command[0])
         self._command = keeper if users is None else users.entered_by(keeper)
         self._live = live
         self._opening = asyncio.Lock()
@@ -121,7 +121,7 @@ class Runtime:
                             stdin=theirs.fileno(),
                             stdout=asyncio.subprocess.DEVNULL,
                             stderr=asyncio.subprocess.PIPE,
-                            env={name: os.environ[name] for name in HANDED_DOWN if name in os.environ},
+                            env=self._environment,
                             start_new_session=True,  # Ctrl-C is for the orchestrator alone
                         )
                     except OSError as error:

@@ -67,6 +67,11 @@ def keeper_of(pid: int) -> int:
     return keeper
 
 
+def control_groups_of(name: str) -> list[str]:
+    """The folders of a container's, in all hierarchies."""
+    return [folder for folder, _, _ in os.walk(CGROUPS) if name in folder]
+
+
 def is_gone(pid: int) -> bool:
     """Or dead and not waited for yet by the process that got it."""
     try:
@@ -152,7 +157,7 @@ async def test_control_groups_and_bundles_go_with_their_sandbox(run: str, tempor
             (file, *_) = group_files(groups, "pids", "pids.max", "pids.max")
             assert file.is_relative_to(CGROUPS)
             assert len(list(temporary.glob(f"{PREFIX}*/bundles/*"))) == 1
-        assert not file.parent.exists()
+        assert control_groups_of(sandbox.sandbox_id) == []
         assert list(temporary.glob(f"{PREFIX}*/bundles/*")) == []
         assert list(temporary.glob(f"{PREFIX}*/state/[!.]*")) == []
     assert list(temporary.iterdir()) == []
@@ -296,6 +301,26 @@ def broken(tmp_path: Path) -> Path:
     program.write_text('#!/bin/sh\ncase " $* " in *" run "*) . "$0.run";; esac\nexec runc "$@"\n')
     program.chmod(0o755)
     return program
+
+
+async def test_what_has_ended_is_removed_without_the_runtime_unless_something_is_left(
+    run: str, temporary: Path, broken: Path
+) -> None:
+    broken.write_text('#!/bin/sh\ncase " $* " in *" delete "*) echo x >> "$0.deletes";; esac\nexec runc "$@"\n')
+    deletes = Path(f"{broken}.deletes")
+    async with oci_launcher_for(run, runtime=str(broken)) as launcher:
+        async with oci_probed(launcher, "print('done')") as sandbox:
+            await sandbox.exited()
+        assert not deletes.exists()
+        async with oci_probed(launcher, FOREVER) as sandbox:
+            assert control_groups_of(sandbox.sandbox_id)
+            (file, *_) = group_files(
+                control_groups(sandbox.pid, sandbox.sandbox_id), "pids", "pids.max", "pids.max"
+            )
+            (file.parent / "below").mkdir()
+        assert deletes.read_text() == "x\n"
+        assert list(temporary.glob(f"{PREFIX}*/state/[!.]*")) == []
+        assert control_groups_of(sandbox.sandbox_id) == []
 
 
 @pytest.mark.parametrize(

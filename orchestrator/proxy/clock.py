@@ -3,13 +3,13 @@ itself does not run."""
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 _LOOKS = 60  # in the time of a rollout, and at most one a second: they show whether this process ran
 _LATE_S = 0.5  # so late may a look be on a busy machine
 
 
-class _Span:
+class _Span(AbstractContextManager[None]):
     """Seconds spent within blocks of it. They may overlap: the time counts once."""
 
     def __init__(self) -> None:

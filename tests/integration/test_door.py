@@ -99,8 +99,13 @@ async def test_a_door_that_is_shut_again_is_watched_once(tmp_path: Path) -> None
 def test_one_look_serves_all_doors_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[frozenset[str]] = []
     now_s = 100.0
-    monkeypatch.setattr(door, "_look", lambda: looks.append(frozenset({str(len(looks))})) or looks[-1])
-    monkeypatch.setattr(door.time, "monotonic", lambda: now_s)
+
+    def look() -> frozenset[str]:
+        looks.append(frozenset({str(len(looks))}))
+        return looks[-1]
+
+    monkeypatch.setattr(door, "_look", look)
+    monkeypatch.setattr("orchestrator.proxy.door.time.monotonic", lambda: now_s)
     connections = door._Connections()
     assert connections.paths(0.5) == {"0"}
     now_s = 100.5

@@ -182,6 +182,9 @@ async def _orchestrator(completer: Completer, tokenizer: HubTokenizer, sandboxes
     )
     player, numbers, over = _Player(process), count(), False
     assigned: asyncio.Queue[None] = asyncio.Queue()
+    plan = a_plan(
+        limits=some_limits(max_token_length=1 << 20), sampling=SAMPLING
+    )  # made once: it is no part of the way
 
     async def slot(home: Path) -> None:
         while not over:
@@ -190,8 +193,7 @@ async def _orchestrator(completer: Completer, tokenizer: HubTokenizer, sandboxes
             async with SandboxServer(directory) as sandbox:
                 player.tell({"open": str(directory)})
                 await sandbox.parked()
-                limits = some_limits(max_token_length=1 << 20)
-                lease = Lease(a_plan(limits=limits, sampling=SAMPLING), completer, tokenizer, {})
+                lease = Lease(plan, completer, tokenizer, {})
                 sandbox.assign(lease)
                 assigned.put_nowait(None)
                 await lease.ended()

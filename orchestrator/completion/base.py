@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,6 +62,11 @@ def ids_of(ids: Iterable[int] = ()) -> Ids:
     Raises OverflowError, TypeError for what is no id.
     """
     return array("i", ids)
+
+
+def all_finite(values: Sequence[float]) -> bool:
+    """Whether each is a finite number. Nearly always their sum, which is quick, says so."""
+    return math.isfinite(sum(values)) or all(map(math.isfinite, values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ def end_of(reason: object) -> End | None:
         reason = reason.get("type")
     if not isinstance(reason, str):
         return None
+    if (known := _END_OF.get(reason)) is not None:  # nearly always
+        return known
     word = _NO_LETTER.sub("_", _HUMP.sub("_", reason[:100]).lower()).strip("_")
     return _END_OF.get(word) or _END_OF.get(_PREFIX.sub("", word))
 

@@ -6,10 +6,10 @@ What is posted, and what an answer means, is up to the dialects.
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NotRequired, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import aiohttp
@@ -21,6 +21,8 @@ from orchestrator.completion.statuses import error_in, failure
 from orchestrator.errors import AuthenticationError, CompletionError, CompletionTimeout
 from orchestrator.network import proxy_of, trust
 from orchestrator.rules.redact import redact
+
+T = TypeVar("T")
 
 MAX_BODY_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10
@@ -104,16 +106,17 @@ class HttpClient:
         return answer
 
     async def _answer(self, method: str, path: str, body: Any, **limits: Unpack[Limits]) -> Any:
-        async with self._request(method, path, body, limits["timeout_s"], limits.get("headers")) as response:
+        async def whole(response: aiohttp.ClientResponse) -> Any:
             most = limits.get("max_bytes", MAX_BODY_BYTES)
             return self._loads(b"".join([chunk async for chunk in _chunks(response, most)]))
 
+        return await self._request(method, path, body, limits["timeout_s"], limits.get("headers"), whole)
+
     async def stream(self, path: str, body: Any, **limits: Unpack[Limits]) -> list[Any]:
         """All events of a server-sent stream, `[DONE]` left out."""
-        events: list[Any] = []
-        # llama.cpp closes the connection after a stream without saying so: it must not be used again.
-        closing = {**(limits.get("headers") or {}), "Connection": "close"}
-        async with self._request("POST", path, body, limits["timeout_s"], closing) as response:
+
+        async def events(response: aiohttp.ClientResponse) -> list[Any]:
+            found: list[Any] = []
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 text = await self._text(response)
                 with suppress(ValueError):
@@ -123,9 +126,13 @@ class HttpClient:
                 if line.startswith(b"error:"):
                     raise failure(self.endpoint, 500, line.decode("utf-8", "replace"))
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                    events.append(self._loads(data))
-                    self._demand_no_error(events[-1])
-        return events
+                    found.append(self._loads(data))
+                    self._demand_no_error(found[-1])
+            return found
+
+        # llama.cpp closes the connection after a stream without saying so: it must not be used again.
+        closing = {**(limits.get("headers") or {}), "Connection": "close"}
+        return await self._request("POST", path, body, limits["timeout_s"], closing, events)
 
     def quote(self, answer: Any) -> str:
         """The beginning of an answer that is not as it should be, for an error's text."""
@@ -141,11 +148,17 @@ class HttpClient:
             text = orjson.dumps(words, default=str).decode() if not isinstance(words, str) else words
             raise failure(self.endpoint, status, text, label="HTTP 200 with an error")
 
-    @asynccontextmanager
     async def _request(
-        self, method: str, path: str, body: Any, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        data = None if body is None else orjson.dumps(body, default=list)
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        timeout_s: float,
+        headers: Mapping[str, str] | None,
+        read: Callable[[aiohttp.ClientResponse], Awaitable[T]],
+    ) -> T:
+        """What `read` makes of the answer."""
+        data = None if body is None else orjson.dumps(body, default=_ids, option=orjson.OPT_SERIALIZE_NUMPY)
         url, session = self.url(path), self.session()
         redirects = 0
         try:
@@ -177,8 +190,7 @@ class HttpClient:
                         )
                     if _encoding(response):
                         raise CompletionError("a compressed answer, though it was asked for a plain one")
-                    yield response
-                    return
+                    return await read(response)
         except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but no request was sent yet
             text = f"connection failed: none within {CONNECT_TIMEOUT_S:g} s"
             raise ConnectionFailed(text, sent=False) from error
@@ -249,6 +261,13 @@ class HttpClient:
             except (ValueError, RecursionError) as error:
                 begins = self.endpoint.redact(data[:4_096].decode("utf-8", "replace"), 100)
                 raise Unreadable(f"the answer is not JSON: {begins!r}") from error
+
+
+def _ids(ids: Any) -> Any:
+    """An array of ids as orjson writes it without an object for each: a prompt has thousands."""
+    import numpy  # slow to import; a tokenizer has imported it before there are ids
+
+    return numpy.asarray(ids)
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,6 @@ A server that gets new weights may abort what it samples, and answer with the id
 completion is continued behind them by the next request, with a seed of its own: no id is sampled twice.
 """
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from orchestrator.completion.base import (
     Part,
     Refusal,
     UnusableSample,
+    all_finite,
     fitted,
     ids_of,
 )
@@ -314,11 +314,11 @@ def _checked_logprobs(values: list[Any], count: int) -> tuple[float, ...]:
     """Raises Retryable."""
     if len(values) != count:
         raise Retryable(f"{count} ids but {len(values)} log-probs")
-    if not set(map(type, values)) <= {int, float} or not all(map(math.isfinite, values)):
+    if not (kinds := set(map(type, values))) <= {int, float} or not all_finite(values):
         raise Retryable("the server returned a log-prob that is not a finite number")
     if (highest := max(values, default=0.0)) > ROUNDING:
         raise Retryable(f"a log-prob above zero ({highest})")
-    logprobs = tuple(map(float, values))
+    logprobs = tuple(values if kinds == {float} else map(float, values))
     return tuple(min(0.0, value) for value in logprobs) if highest > 0.0 else logprobs
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from orchestrator.completion.base import Tokenizer, content_ids
+from orchestrator.completion.base import Tokenizer, all_finite, content_ids
 from orchestrator.completion.line import learn_end
 from orchestrator.completion.prompt_text import pieces
 from orchestrator.completion.reasoning import reasoning_chars, without_empty
@@ -183,7 +183,7 @@ def _sampled(pairs: list[TurnTalk], tokenizer: Tokenizer | None) -> Trajectory:
             raise RecordError(
                 f"turn {turn.sequence}: {len(sampled)} ids but {len(completion.logprobs_T)} log-probs"
             )
-        elif not all(map(math.isfinite, completion.logprobs_T)) or max(completion.logprobs_T, default=0.0) > 0.0:
+        elif not all_finite(completion.logprobs_T) or max(completion.logprobs_T, default=0.0) > 0.0:
             bad = [p for p in completion.logprobs_T if not math.isfinite(p) or p > 0.0]
             raise RecordError(f"turn {turn.sequence}: {bad[0]} is no log-probability")
         if tokenizer is not None and tokenizer.decode(sampled) != completion.text:

@@ -3,14 +3,14 @@ itself does not run."""
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 _LOOKS = 60  # in the time of a rollout, and at most one a second: they show whether this process ran
 _LATE_S = 0.5  # so late may a look be on a busy machine
 
 
-class _Span:
-    """Seconds spent within its blocks. They may overlap: the time counts once."""
+class _Span(AbstractContextManager[None]):
+    """Seconds spent within blocks of it. They may overlap: the time counts once."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -21,17 +21,15 @@ class _Span:
     def total_s(self) -> float:
         return self._ended_s + (asyncio.get_running_loop().time() - self._since if self.open else 0.0)
 
-    @contextmanager
-    def more(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         if self.open == 0:
             self._since = asyncio.get_running_loop().time()
         self.open += 1
-        try:
-            yield
-        finally:
-            if self.open == 1:
-                self._ended_s = self.total_s
-            self.open -= 1
+
+    def __exit__(self, *_: object) -> None:
+        if self.open == 1:
+            self._ended_s = self.total_s
+        self.open -= 1
 
 
 class OwnClock:
@@ -81,7 +79,7 @@ class OwnClock:
     @contextmanager
     def waiting(self, *, sampling: bool = False) -> Iterator[None]:
         """Within this block the sandbox waits, for a completion if `sampling`. Blocks may overlap."""
-        with self._waits.more(), self._sampling.more() if sampling else nullcontext():
+        with self._waits, self._sampling if sampling else nullcontext():
             self._changed.set()
             try:
                 yield

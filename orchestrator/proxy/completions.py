@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any
 
 from orchestrator.calls.declared import arguments_schema
 from orchestrator.calls.formats import guidable
@@ -107,7 +108,7 @@ class Completions:
         self._cost_limit = cost_limit
         self._end = end
         self._replies: NumberedCalls[Reply] = NumberedCalls(self.parallel)
-        self._running: dict[int, asyncio.Timeout] = {}  # by number
+        self._running: dict[int, asyncio.Task[Any]] = {}  # by number
         self._given_up: set[int] = set()  # numbers that nobody waits for any more
         self._counts: set[int] = set()  # numbers of requests of which only the tokens are wanted
         self._answered = 0  # highest number of a request that got a completion
@@ -131,7 +132,7 @@ class Completions:
     async def reply(self, ask: AgentRequest, content: bytes, note: Callable[[AgentRequest], None]) -> Reply:
         """The answer to one numbered request, whose bytes are `content`. `note` is called with each request once.
         Raises SequenceError; ProtocolError for a request that the plan's agent does not make."""
-        ask = self._of_agent(ask)
+        self._demand_of_agent(ask)
         if ask.sequence in self._given_up and not self._replies.came(ask.sequence):
             note(ask)  # it was given up while it was read: another one may have its place already
             return _GONE
@@ -142,13 +143,13 @@ class Completions:
 
         return await self._replies.answer(ask.sequence, content, make)
 
-    def _of_agent(self, ask: AgentRequest) -> AgentRequest:
-        """The request with the stop strings of its agent. Raises ProtocolError."""
+    def _demand_of_agent(self, ask: AgentRequest) -> None:
+        """Raises ProtocolError for a request that the plan's agent does not make."""
         agent, tools = self._plan.agent, ask.wishes.tools
         if ask.agent and ask.agent not in {managed.name for managed in agent.managed_agents}:
             raise ProtocolError(f"there is no managed agent {ask.agent[:80]!r}")
         if self._program:
-            return ask
+            return
         kind = agent.kind_of(ask.agent)
         acts = kind == "tool_calling" and ask.kind is CompletionKind.ACTION
         calls = agent.call_format is not None and (acts or kind == "shell")
@@ -160,9 +161,16 @@ class Completions:
             raise ProtocolError("only a program may name who speaks")
         if not tools and CallMessage in map(type, ask.messages):
             raise ProtocolError("calls and results in a request without tools")
-        # Calls end with the turn, and their arguments may hold any text: nothing stops them before.
-        tags = agent.code_tags if kind == "code" else None
-        return replace(ask, stop=() if tools or kind == "shell" else stop_strings(ask.kind, tags))
+
+    def _stop(self, ask: AgentRequest) -> tuple[str, ...]:
+        """The stop strings of the agent that asks."""
+        agent = self._plan.agent
+        kind = agent.kind_of(ask.agent)
+        if self._program:
+            return ask.stop
+        if ask.wishes.tools or kind == "shell":
+            return ()  # calls end with the turn, and their arguments may hold any text: nothing stops them before
+        return stop_strings(ask.kind, agent.code_tags if kind == "code" else None)
 
     async def give_up(self, sequence: int) -> None:
         """Takes note that nobody waits for this completion: its client hung up. What is being sampled is
@@ -177,8 +185,8 @@ class Completions:
             return
         self._given_up.add(sequence)
         self._replies.passed(sequence)  # it may have been cut while it was read
-        if (patience := self._running.pop(sequence, None)) is not None:
-            patience.reschedule(asyncio.get_running_loop().time())
+        if (task := self._running.pop(sequence, None)) is not None:
+            task.cancel()
             await self._replies.ended(sequence)
         self.turns.abandon(sequence)
 
@@ -188,12 +196,13 @@ class Completions:
             self._counts.add(number)
         if number in self._given_up:
             return _GONE
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[number] = task
         try:
-            async with asyncio.timeout(None) as patience:
-                self._running[number] = patience
-                reply = await (self._count(ask) if ask.count_only else self._answer(ask))
-        except TimeoutError:
-            if not patience.expired():
+            reply = await (self._count(ask) if ask.count_only else self._answer(ask))
+        except asyncio.CancelledError:
+            if number not in self._given_up:
                 raise
             return _GONE
         finally:
@@ -248,7 +257,7 @@ class Completions:
         request = CompletionRequest(
             messages=prompt.messages,
             prompt_ids=prompt.line.ids if prompt.line else None,
-            stop=ask.stop,
+            stop=self._stop(ask),
             sampling=replace(
                 plan.sampling,
                 max_tokens=await self._budgets.begin(ask, prompt.tokens),
@@ -316,7 +325,7 @@ class Completions:
             completion=completion,
             parsed=self.turns.parsed(ask, sampling.prompt, completion),
             logprobs=self.turns.logprobs(completion) if ask.wishes.logprobs else (),
-            stop=next(filter(completion.unseen.startswith, ask.stop), ""),
+            stop=next(filter(completion.unseen.startswith, sampling.request.stop), ""),
         )
 
     # ------------------------------------------------------------ refusals and failures

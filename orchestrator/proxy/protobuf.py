@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError, Message
 
 from orchestrator.errors import ProtocolError
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2
+_FIXED = {1: 8, 5: 4}  # wire types with their bytes
 M = TypeVar("M", bound=Message)
 
 
@@ -57,28 +58,19 @@ class _Walk:
             tag, at = (data[at], at + 1) if data[at] < 0x80 else self._varint(at, end)
             if tag >> 3 not in fields:
                 raise ProtocolError(f"{kind.name} has no field {tag >> 3}")
-            start, at = self._value(tag & 7, at, end)
-            if (held := fields[tag >> 3]) is not None and tag & 7 == _BYTES:
+            held, wire_type = fields[tag >> 3], tag & 7
+            start = at
+            if wire_type in (_VARINT, _BYTES):
+                number, start = (data[at], at + 1) if at < end and data[at] < 0x80 else self._varint(at, end)
+                at = start + number if wire_type == _BYTES else start
+            elif wire_type in _FIXED:
+                at += _FIXED[wire_type]
+            else:
+                raise ProtocolError(f"a field of wire type {wire_type}")
+            if at > end:
+                raise ProtocolError("a field longer than its message")
+            if held is not None and wire_type == _BYTES:
                 self.message(held, start, at)
-
-    def _value(self, wire_type: int, at: int, end: int) -> tuple[int, int]:
-        """Offsets at which the value begins and ends."""
-        start = at
-        if wire_type == _VARINT:
-            _, at = self._varint(at, end)
-        elif wire_type == _FIXED64:
-            at += 8
-        elif wire_type == _FIXED32:
-            at += 4
-        elif wire_type == _BYTES:
-            one = at < end and self._data[at] < 0x80
-            length, start = (self._data[at], at + 1) if one else self._varint(at, end)
-            at = start + length
-        else:
-            raise ProtocolError(f"a field of wire type {wire_type}")
-        if at > end:
-            raise ProtocolError("a field longer than its message")
-        return start, at
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
         value = 0

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -112,7 +111,7 @@ class SandboxService(grpc.GenericRpcHandler):
 
     async def Complete(self, request: bytes, context: Context) -> pb.CompleteResponse:
         lease = await self._lease(context, len(request))
-        async with _refusing(context):
+        async with _Refusing(context):
             short = wire.short_request(request)
             ask, content = (short, request) if short is not None else await aside(_long, request)
             if not lease.live:  # it ended while a long request was read
@@ -125,13 +124,13 @@ class SandboxService(grpc.GenericRpcHandler):
 
     async def AbandonCompletion(self, request: bytes, context: Context) -> pb.AbandonCompletionResponse:
         lease = await self._lease(context, len(request))
-        async with _refusing(context):
+        async with _Refusing(context):
             await lease.completions.give_up(wire.abandoned(request))
         return pb.AbandonCompletionResponse()
 
     async def CallTool(self, request: bytes, context: Context) -> pb.CallToolResponse:
         lease = await self._lease(context, len(request))
-        async with _refusing(context):
+        async with _Refusing(context):
             sequence, name, arguments = wire.tool_request(request)
             reply = await lease.call_tool(sequence, request, name, arguments)
         response = wire.tool_response(reply)
@@ -141,19 +140,19 @@ class SandboxService(grpc.GenericRpcHandler):
 
     async def RecordStep(self, request: bytes, context: Context) -> pb.RecordStepResponse:
         lease = await self._lease(context, len(request))
-        async with _refusing(context):
+        async with _Refusing(context):
             lease.record_step(wire.step(request))
         return pb.RecordStepResponse()
 
     async def SendOutput(self, requests: AsyncIterator[bytes], context: Context) -> pb.SendOutputResponse:
         lease = await self._lease(context, 0, ended=True)  # output has its own limit of bytes
-        async with _refusing(context):
+        async with _Refusing(context):
             await lease.output.take(wire.output_piece(request) async for request in requests)
         return pb.SendOutputResponse()
 
     async def SubmitResult(self, request: bytes, context: Context) -> pb.SubmitResultResponse:
         lease = await self._lease(context, 0)  # a result has its own limit of bytes
-        async with _refusing(context):
+        async with _Refusing(context):
             lease.submit(wire.submission(request))
         return pb.SubmitResultResponse()
 
@@ -202,15 +201,19 @@ async def _chunks(attachment: Attachment) -> AsyncIterator[bytes]:
         file.close()
 
 
-@asynccontextmanager
-async def _refusing(context: Context) -> AsyncIterator[None]:
+class _Refusing:
     """Within this block an invalid request ends the call."""
-    try:
-        yield
-    except ProtocolError as error:
-        await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except SequenceError as error:
-        await _refuse(context, grpc.StatusCode.ABORTED, str(error))
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, ProtocolError):
+            await _refuse(self._context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if isinstance(error, SequenceError):
+            await _refuse(self._context, grpc.StatusCode.ABORTED, str(error))
 
 
 async def _refuse(context: Context, code: grpc.StatusCode, text: str) -> NoReturn:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Literal
 
 import orjson
@@ -184,7 +184,8 @@ def completion_request(data: bytes) -> AgentRequest:
     """The request, however long: it may take milliseconds to read. Raises ProtocolError."""
     fields = 3 + MAX_STOPS + 4 * MAX_MESSAGES + 4 * MAX_CALLS + _FIELDS
     request = read(pb.CompleteRequest, data, max_bytes=MAX_REQUEST_BYTES, max_fields=fields)
-    return replace(_asked(request, _json_texts(request)), is_long=True)
+    calls = _calls(request)
+    return _asked(request, calls, _refusal(request, _json_texts(request, calls)), is_long=True)
 
 
 def short_request(data: bytes) -> AgentRequest | None:
@@ -195,11 +196,13 @@ def short_request(data: bytes) -> AgentRequest | None:
         request = read(pb.CompleteRequest, data, max_bytes=_LONG_BYTES, max_fields=_LONG_FIELDS)
     except TooMany:
         return None
-    json_texts = _json_texts(request)
-    return None if holds_more(json_texts, _LONG_OBJECTS) else _asked(request, json_texts)
+    calls = _calls(request)
+    return None if holds_more(_json_texts(request, calls), _LONG_OBJECTS) else _asked(request, calls)
 
 
-def _asked(request: pb.CompleteRequest, json_texts: bytes) -> AgentRequest:
+def _asked(
+    request: pb.CompleteRequest, calls: list[pb.Call], refusal: Refusal | None = None, *, is_long: bool = False
+) -> AgentRequest:
     kind = _KINDS.get(request.kind)
     if kind is None:
         raise ProtocolError(f"unknown completion kind {request.kind}")
@@ -207,27 +210,32 @@ def _asked(request: pb.CompleteRequest, json_texts: bytes) -> AgentRequest:
         raise ProtocolError(f"{len(request.messages)} messages; 1 to {MAX_MESSAGES} are accepted")
     if len(request.stop) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):
         raise ProtocolError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters are accepted")
-    if sum(len(message.calls) for message in request.messages) > MAX_CALLS:
+    if len(calls) > MAX_CALLS:
         raise ProtocolError(f"more than {MAX_CALLS} calls of tools in one conversation")
-    steps, refusal = tuple(map(_step, request.steps)), _refusal(request, json_texts)
     return AgentRequest(
         sequence=request.sequence,
         kind=kind,
         messages=tuple(map(_message, request.messages)) if refusal is None else (),
         stop=tuple(request.stop),
         agent=request.agent,
-        steps=steps,
+        steps=tuple(map(_step, request.steps)),
         count_only=request.count_only,
         notes=_notes(request.notes),
         refusal=refusal,
         wishes=_wishes(request) if refusal is None else Wishes(),
+        is_long=is_long,
     )
 
 
-def _json_texts(request: pb.CompleteRequest) -> bytes:
+def _calls(request: pb.CompleteRequest) -> list[pb.Call]:
+    """The calls of all messages."""
+    return [call for message in request.messages for call in message.calls]
+
+
+def _json_texts(request: pb.CompleteRequest, calls: list[pb.Call]) -> bytes:
     """All JSON in a request, one text behind the other."""
-    calls = (call.arguments_json for message in request.messages for call in message.calls)
-    return "\n".join((request.tools_json, request.response_format_json, *calls)).encode()
+    arguments = (call.arguments_json for call in calls)
+    return "\n".join((request.tools_json, request.response_format_json, *arguments)).encode()
 
 
 def _refusal(request: pb.CompleteRequest, json_texts: bytes) -> Refusal | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
-from orchestrator.proxy.door import LOOK_S
+from orchestrator.proxy import door
+from orchestrator.proxy.door import LOOK_S, Door
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.wire import CONTRACT
@@ -77,6 +79,57 @@ async def test_a_lost_connection_opens_the_door_until_somebody_is_connected(tmp_
             await mode(0)
             assert "Permission denied" in await newcomer(path)
         await channel.close()
+
+
+async def test_a_door_that_is_shut_again_is_watched_once(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.touch()
+    twice = Door(path)
+    twice.open()
+    before = asyncio.all_tasks()
+    twice.shut()
+    path.chmod(0o666)  # as when the connection is lost, and the sandbox parks again
+    twice.shut()
+    assert len(asyncio.all_tasks() - before) == 1
+    assert path.stat().st_mode & 0o777 == 0o666, "who watches it decides"
+    await twice.aclose()
+    assert asyncio.all_tasks() == before
+
+
+def test_one_look_serves_all_doors_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[frozenset[str]] = []
+    now_s = 100.0
+
+    def look() -> frozenset[str]:
+        looks.append(frozenset({str(len(looks))}))
+        return looks[-1]
+
+    monkeypatch.setattr(door, "_look", look)
+    monkeypatch.setattr("orchestrator.proxy.door.time.monotonic", lambda: now_s)
+    connections = door._Connections()
+    assert connections.paths(0.5) == {"0"}
+    now_s = 100.5
+    assert connections.paths(0.5) == {"0"}
+    assert connections.paths(0.25) == {"1"}
+    now_s = 101.25
+    assert connections.paths(0.5) == {"2"}
+    assert len(looks) == 3
+
+
+def test_only_connections_are_found_and_none_is_closed(tmp_path: Path) -> None:
+    listening, bound, inet = str(tmp_path / "listening"), str(tmp_path / "bound"), socket.socket()
+    with inet, socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as other:
+        server.bind(listening)
+        other.bind(bound)
+        server.listen()
+        assert listening not in door._look(), "it only listens"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(listening)
+            with server.accept()[0] as accepted:
+                assert {listening, bound} <= door._look()
+                client.send(b"x")
+                assert accepted.recv(1) == b"x"
+        assert listening not in door._look()
 
 
 @pytest.mark.parametrize("hops", range(6))

@@ -178,6 +178,16 @@ def test_messages_have_a_limit_together(new: int, over: str) -> None:
         ask(2_000)
 
 
+@pytest.mark.parametrize(
+    ("chars", "messages"), [(budgets.MAX_RECORDED_CHARS, 0), (0, budgets.MAX_PROMPTS)], ids=["chars", "messages"]
+)
+def test_all_that_may_be_recorded_may_be_used_up(chars: int, messages: int) -> None:
+    spent = budgets.Budgets(PROGRAM, None)
+    spent.text(chars, 0, messages)
+    with pytest.raises(budgets.LimitReached, match=r"conversation|messages of prompts"):
+        spent.text(min(chars, 1), 0, min(messages, 1))
+
+
 TEXTS = st.text(max_size=8) | st.sampled_from(["\x00", "\u2028", "\x85", "\U0001f600", "<|im_end|>", "[{", '"\\'])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | TEXTS,

@@ -362,6 +362,15 @@ async def test_one_spoilt_answer_decides_nothing(tokenizer: HubTokenizer) -> Non
                 assert completer.takes_ids
 
 
+async def test_the_last_sample_is_left_for_the_chat(tokenizer: HubTokenizer) -> None:
+    clock, way = WaitingClock(), "/v1/completions"
+    spoilt = Fault("positive_logprob", probes=True, times=SAMPLES)
+    async with server(loading=first(1, "reset", way), faults=(spoilt,)) as there:
+        with pytest.raises(EnvironmentUnusable, match="cannot be used"):
+            await connect(endpoint(there.base_url), tokenizer, patience=clock.patience())
+        assert asked(there) == [LIST, way, way]
+
+
 async def test_a_server_that_answers_without_ids_is_asked_for_text_and_the_reason_is_kept(
     tokenizer: HubTokenizer,
 ) -> None:

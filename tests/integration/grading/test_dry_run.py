@@ -16,14 +16,17 @@ import pytest
 from orchestrator.commands import cleanup
 from orchestrator.grading.dry_run import DryRuns
 from orchestrator.grading.grade import with_tests
+from orchestrator.grading.panel import policies
 from orchestrator.launch.base import SavedLayer
 from orchestrator.launch.image.site import Site
+from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.settings.config import Config
-from orchestrator.types import Checked, DryRun, Grader, SandboxSpec, Task
+from orchestrator.types import Checked, Grader, SandboxSpec, Task
 from tests.fakes import oci_images
 from tests.fakes.inference import Call, ScriptedServer
+from tests.fakes.plans import a_writable_sandbox
 from tests.fakes.runs import cleaning, flags, lines, place, run
 from tests.fakes.wheel_index import Index, packages, serving
 from tests.integration.grading.test_attacks import PATH, graded, launcher, spec, workspaces
@@ -36,21 +39,23 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or ""),
 ]
-PIP = """#!/bin/bash
-python3 /tests/pip install -q --break-system-packages --no-cache-dir -i http://{index}/simple pytest
-if python3 -m pytest -q /tests/test_outputs.py; then r=1; else r=0; fi
-echo $r > /logs/verifier/reward.txt
+FETCHES = """#!/bin/bash
+[ -x /opt/tool/judge ] || python3 - <<'END'
+import os, urllib.request
+os.makedirs("/opt/tool/rules")
+for name in ("judge", "rules/plain"):
+    urllib.request.urlretrieve("http://{index}/" + name, "/opt/tool/" + name)
+    os.chmod("/opt/tool/" + name, 0o755)
+END
+/opt/tool/judge > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
 """
-TEST_OUTPUTS = """def test_answer():
-    assert open("answer").read() == "right"
-"""
-SOLVE = "#!/bin/sh\nprintf right > answer\n"
-NO_NAMES = {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **PATH}
+JUDGE = b"#!/bin/bash\nreward=0\nfor rule in /opt/tool/rules/*; do . $rule; done\necho $reward\n"
+RULE = b'[ "$(cat answer 2> /dev/null)" = right ] && reward=1\n'
 
 
 @pytest.fixture
 def index() -> Iterator[Index]:
-    with serving(packages()) as made:
+    with serving({"/judge": JUDGE, "/rules/plain": RULE, **packages()}) as made:
         yield made
 
 
@@ -62,17 +67,13 @@ def home() -> Iterator[Path]:
 
 
 def write(home: Path, test_sh: str) -> Path:
-    """A task whose tests bring pip, and get pytest by it."""
     for kind, name, text in (
         ("tests", "test.sh", test_sh),
-        ("tests", "test_outputs.py", TEST_OUTPUTS),
-        ("solution", "solve.sh", SOLVE),
+        ("solution", "solve.sh", "#!/bin/sh\nprintf right > answer\n"),
     ):
-        (home / kind).mkdir(exist_ok=True)
+        (home / kind).mkdir()
         (home / kind / name).write_text(text)
-    pip = Path(sysconfig.get_path("purelib")) / "pip"
-    shutil.copytree(pip, home / "tests/pip", ignore=shutil.ignore_patterns("__pycache__"))
-    grader = {"kind": "harbor", "tests": "tests", "solution": "solution", "timeout": 120, "env": NO_NAMES}
+    grader = {"kind": "harbor", "tests": "tests", "solution": "solution", "timeout": 120, "env": PATH}
     (home / "tasks.jsonl").write_text(json.dumps({"task_id": "q0", "question": "Do it.", "grader": grader}) + "\n")
     return home / "tasks.jsonl"
 
@@ -92,36 +93,29 @@ async def rolled_out(home: Path, run_dir: str) -> list[dict[str, Any]]:
     return lines(home / run_dir / "rollouts.jsonl")
 
 
-async def test_what_tests_install_is_fetched_once_and_is_there_in_every_later_grade(
-    home: Path, index: Index
-) -> None:
-    tasks = write(home, PIP.format(index=index.address))
+async def test_what_tests_fetch_once_is_there_in_every_later_grade(home: Path, index: Index) -> None:
+    tasks = write(home, FETCHES.replace("{index}", index.address))
     cache = Path(oci_images.CACHE["XDG_CACHE_HOME"]) / "rollout-orchestrator/workspaces/kept"
     without = (await checked(home, tasks, code=1))["tasks"][0]
-    assert "needs a network" in without["failures"][0]
-    assert "--env.grader_network" in without["failures"][0]
+    assert "its own solution gets 0" in without["failures"][0]
     assert without["dry_run"] is None
-    assert index.asked == []
     # What is allowed now is reason enough to look again.
     task = (await checked(home, tasks, f"--env.grader_network={index.address}"))["tasks"][0]
     assert (task["solution"], task["no_op"], task["failures"]) == ([1, 1, 1], [0, 0, 0], [])
     assert set(task["panel"].values()) == {0}
-    done = DryRun(**task["dry_run"])
-    assert (done.allowed, done.reached, done.refused) == ([index.address], [index.address], [])
-    assert done.size_bytes > 1_000_000
-    assert task["checked"]["layer"] == done.layer
-    fetched = [path for path in index.asked if path.endswith(".whl")]
-    assert len(fetched) == len(set(fetched)) == 5
-    asked = list(index.asked)
-    layer = cache / str(done.layer) / "layer"
-    assert not (layer / "workspace").exists()
-    assert not [
-        path for path in layer.rglob("*") if index.address.encode() in path.read_bytes() and path.is_file()
+    done = task["dry_run"]
+    assert (done["allowed"], done["reached"], done["refused"]) == ([index.address], [index.address], [])
+    assert task["checked"]["layer"] == done["layer"]
+    assert index.asked == ["/judge", "/rules/plain"]
+    layer = cache / done["layer"] / "layer"
+    assert sorted(str(path.relative_to(layer)) for path in layer.glob("opt/tool/*")) == [
+        "opt/tool/judge",
+        "opt/tool/rules",
     ]
     try:
         attempts = await rolled_out(home, "one")
         assert sorted(attempt["score"] for attempt in attempts) == [0, 1], attempts
-        assert index.asked == asked
+        assert len(index.asked) == 2
     finally:
         shutil.rmtree(layer.parent)
     # Elsewhere nobody may know, and what has no layer has no score.
@@ -129,33 +123,58 @@ async def test_what_tests_install_is_fetched_once_and_is_there_in_every_later_gr
     assert {attempt["outcome"] for attempt in attempts} == {"bad_task"}
     assert "run check-tasks again here" in attempts[0]["reason"]
     again = (await checked(home, tasks, code=1))["tasks"][0]
-    assert "needs a network" in again["failures"][0]
+    assert "its own solution gets 0" in again["failures"][0]
 
 
 async def test_a_dry_run_reaches_no_host_that_is_not_named_and_nothing_but_by_its_proxy(
     home: Path, index: Index
 ) -> None:
-    straight = f"python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", {index.address[10:]}))'"
-    by_name = straight.replace("127.0.0.1", "localhost")
-    tasks = write(home, f"{straight} || {by_name}\n{PIP.format(index='index.invalid')}")
+    port = index.address.partition(":")[2]
+    straight = f"import socket\nfor host in ('127.0.0.1', 'localhost'): socket.create_connection((host, {port}))"
+    script = FETCHES.replace("{index}", "index.invalid")
+    tasks = write(home, f'{script}python3 -c "{straight}"\n')
     failed = (await checked(home, tasks, "--env.grader_network=pypi.invalid", code=1))["tasks"][0]
     assert "its tests asked in vain for index.invalid (env.grader_network)" in failed["failures"][0]
     assert failed["dry_run"]["reached"] == []
     assert index.asked == []
 
 
-FETCHES = """#!/bin/bash
-[ -x /opt/tool/judge ] || python3 - <<'END'
-import os, urllib.request
-os.makedirs("/opt/tool/rules")
-for name in ("judge", "rules/plain"):
-    urllib.request.urlretrieve("http://{index}/" + name, "/opt/tool/" + name)
-    os.chmod("/opt/tool/" + name, 0o755)
-END
-mkdir -p /work/out
-/opt/tool/judge > /logs/verifier/reward.txt
+PIP = """#!/bin/bash
+python3 /tests/pip install --break-system-packages -i http://{index}/simple pytest
+if python3 -m pytest -q /tests/test_outputs.py; then r=1; else r=0; fi
+echo $r > /logs/verifier/reward.txt
 """
-JUDGE = b"#!/bin/bash\nreward=0\nfor rule in /opt/tool/rules/*; do . $rule; done\necho $reward\n"
+TEST_OUTPUTS = """def test_answer():
+    with open("/app/answer") as file: assert file.read() == "right"
+"""
+
+
+async def test_what_pip_installed_is_satisfied_and_cannot_be_patched_before_it_is_there(
+    index: Index, launcher: OciLauncher, workspaces: Workspaces, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "tests").mkdir()
+    (folder / "test.sh").write_text(PIP.format(index=index.address))
+    (folder / "test_outputs.py").write_text(TEST_OUTPUTS)
+    pip = Path(sysconfig.get_path("purelib")) / "pip"
+    shutil.copytree(pip, folder / "pip", ignore=shutil.ignore_patterns("__pycache__"))
+    oci_images.stored_image()
+    bare = a_writable_sandbox(DEFAULT_IMAGE, storage_bytes=256 << 20)
+    grader = Grader("harbor", tests=str(folder), environment=PATH, timeout_s=120)
+    task = with_tests(Task("pip", "Do it.", grader=grader, environment=PATH, cwd="/app"), workspaces)
+    assert (await graded(launcher, bare, task, "mkdir /app; printf right > /app/answer")).rewards == {"reward": 0}
+    layered = await dry_run(task, index, bare, launcher, workspaces, tmp_path)
+    asked = list(index.asked)
+    assert len([path for path in asked if path.endswith(".whl")]) == 5
+    right = await graded(launcher, bare, layered, "mkdir /app; printf right > /app/answer")
+    assert right.rewards == {"reward": 1}, right.stderr
+    assert "Requirement already satisfied: pytest" in right.stdout
+    # A pytest of its own where there is none yet wins without the layer, and not with it.
+    patched = policies([], "/app", library=False)["patched pytest"]
+    cheat = f"mkdir -p /app /usr/lib/python3/dist-packages; {patched}"
+    assert (await graded(launcher, bare, layered, cheat)).rewards == {"reward": 0}
+    assert index.asked == asked
+
+
 PLANTED = {
     "the program itself": "mkdir -p /opt/tool; cd /opt/tool; echo 'echo 1' > judge; chmod 755 judge",
     "beside what it reads": "mkdir -p /opt/tool/rules; echo reward=1 > /opt/tool/rules/planted",
@@ -164,14 +183,15 @@ PLANTED = {
 
 
 @pytest.fixture
-def fetching(workspaces: Workspaces, tmp_path: Path) -> Iterator[tuple[Task, Index]]:
-    """A task whose tests fetch a program and its rules."""
-    rule = b'[ "$(cat /work/out/answer 2> /dev/null)" = right ] && reward=1\n'
-    with serving({"/judge": JUDGE, "/rules/plain": rule}) as index:
-        (tmp_path / "tests").mkdir()
-        (tmp_path / "tests/test.sh").write_text(FETCHES.replace("{index}", index.address))
-        grader = Grader("harbor", tests=str(tmp_path / "tests"), environment=PATH, timeout_s=60)
-        yield with_tests(Task("tool", "Do it.", grader=grader, environment=PATH), workspaces), index
+def fetching(index: Index, workspaces: Workspaces, tmp_path: Path) -> Task:
+    """Its tests fetch a program and its rules."""
+    (tmp_path / "tests").mkdir()
+    script = FETCHES.replace("{index}", index.address).replace(
+        "/opt/tool/judge >", "cd /work/out; /opt/tool/judge >"
+    )
+    (tmp_path / "tests/test.sh").write_text(script.replace("\n", "\nmkdir -p /work/out\n", 1))
+    grader = Grader("harbor", tests=str(tmp_path / "tests"), environment=PATH, timeout_s=60)
+    return with_tests(Task("tool", "Do it.", grader=grader, environment=PATH), workspaces)
 
 
 async def dry_run(
@@ -191,20 +211,20 @@ async def dry_run(
 @pytest.mark.parametrize("name", PLANTED)
 async def test_what_an_agent_plants_where_tests_install_gains_nothing(
     name: str,
-    fetching: tuple[Task, Index],
+    fetching: Task,
+    index: Index,
     launcher: OciLauncher,
     spec: SandboxSpec,
     workspaces: Workspaces,
     tmp_path: Path,
 ) -> None:
-    task, index = fetching
-    layered = await dry_run(task, index, spec, launcher, workspaces, tmp_path)
+    layered = await dry_run(fetching, index, spec, launcher, workspaces, tmp_path)
     honest = await graded(launcher, spec, layered, "mkdir -p /work/out; echo right > /work/out/answer")
     assert (honest.rewards, honest.fault) == ({"reward": 1}, ""), honest.stderr
     planted = await graded(launcher, spec, layered, PLANTED[name])
     assert (planted.rewards, planted.scope) == ({"reward": 0}, "whole"), planted.stderr
     if name == "the program itself":  # without the layer it wins
-        assert (await graded(launcher, spec, task, PLANTED[name])).rewards == {"reward": 1}
+        assert (await graded(launcher, spec, fetching, PLANTED[name])).rewards == {"reward": 1}
 
 
 LEAVES = """#!/bin/bash

@@ -8,7 +8,6 @@ from typing import BinaryIO, cast
 
 from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS, is_opaque
 from orchestrator.launch.workspaces import MARK
-
 from orchestrator.types import RolloutPlan
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cluster.layers import packed
 from orchestrator.errors import ConfigError
 from orchestrator.grading.dry_run import left_out
 from orchestrator.launch.base import SavedLayer, TooMuch
+from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS
 from orchestrator.launch.uses import unwanted
 from orchestrator.launch.workspaces import WorkspaceError, Workspaces
 from orchestrator.settings.config import Config
@@ -82,7 +85,7 @@ def too_much(folder: Path) -> SavedLayer:
 
 def test_a_layer_stays_until_no_run_has_used_it_for_long(tmp_path: Path) -> None:
     store = Workspaces(tmp_path / "store")
-    assert not store.has(DIGEST)
+    assert store.missing([DIGEST]) == (DIGEST,)
     with pytest.raises(WorkspaceError, match="is not on this machine: run check-tasks again here"):
         store.named(DIGEST)
     with pytest.raises(TooMuch):
@@ -92,22 +95,40 @@ def test_a_layer_stays_until_no_run_has_used_it_for_long(tmp_path: Path) -> None
     assert (store.named(DIGEST) / "usr/tool").read_text() == "x"
     (layer,) = store.kept()
     assert (layer.tag, layer.size_bytes) == (DIGEST, 1000)
-    os.utime(store.folder / "kept" / DIGEST / "size", (1, 1))
+    os.utime(store.folder / "kept" / DIGEST, (1, 1))
     store.named(DIGEST)  # it is used
     assert time.time() - store.kept()[0].used_at < 3600
     cleaner = Workspaces(store.folder)
     assert cleaner.remove_kept([layer]) == 0  # `store` still uses it
     store.close()
     assert cleaner.remove_unused() == 0
-    assert cleaner.has(DIGEST)
+    assert (store.layers / DIGEST).is_dir()
     assert unwanted(store.kept(), used_before=0, keep_bytes=None, in_use=set()) == []
     assert cleaner.remove_kept(unwanted(store.kept(), used_before=0, keep_bytes=999, in_use=set())) == 1
-    assert list((store.folder / "kept").iterdir()) == []
+    assert [*(store.folder / "kept").iterdir(), *store.layers.iterdir()] == []
 
 
-def test_what_was_half_removed_is_made_again(tmp_path: Path) -> None:
-    store = Workspaces(tmp_path / "store")
-    store.keep(filled)
-    (store.folder / "kept" / DIGEST / "size").unlink()
-    store.keep(filled)
-    assert store.has(DIGEST)
+def test_a_layer_gets_to_a_node_as_it_is(tmp_path: Path) -> None:
+    mark = OPAQUE if os.geteuid() == 0 else OPAQUE_OF_USERS
+
+    def fill(folder: Path) -> SavedLayer:
+        (folder / "opt").mkdir()
+        os.setxattr(folder / "opt", mark, b"y")
+        (folder / "link").symlink_to("/usr/bin/env")
+        os.mknod(folder / "gone", stat.S_IFCHR)
+        if os.geteuid() == 0:
+            os.chown(folder / "opt", 33, 34)
+        return SavedLayer(DIGEST, 10)
+
+    here, node = Workspaces(tmp_path / "here"), Workspaces(tmp_path / "node")
+    here.keep(fill)
+    with packed(str(here.named(DIGEST))) as tar:
+        (tmp_path / "tar").write_bytes(tar.read())
+    node.take(DIGEST, tmp_path / "tar")
+    there = node.layers / DIGEST
+    assert os.getxattr(there / "opt", mark) == b"y"
+    assert (there / "link").readlink() == Path("/usr/bin/env")
+    assert stat.S_ISCHR((there / "gone").stat().st_mode)
+    assert ((there / "opt").stat().st_uid, (there / "opt").stat().st_gid) == (
+        (33, 34) if os.geteuid() == 0 else (os.getuid(), os.getgid())
+    )

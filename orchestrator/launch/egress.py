@@ -17,11 +17,11 @@ from socket import SOCK_STREAM, socket
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.names import HOST
 from orchestrator.network import is_public, proxy_of, trust
 from orchestrator.rules.text import printable
 
 ANY = "*"  # every public host
-HOST = re.compile(r"\*|(?:[A-Za-z0-9](?:[\w.-]{0,252})|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _USUAL_PORTS = (80, 443)
 _PORT = 61_080  # above those that programs get without asking for one
 _OWN_NAMES = ("localhost", "127.0.0.1", "::1")  # of the sandbox itself

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.errors import ConfigError
-from orchestrator.launch.egress import HOST
 from orchestrator.launch.hardening import MEASURE_NAMES
-from orchestrator.launch.names import DEFAULT_IMAGE, is_path
+from orchestrator.launch.names import DEFAULT_IMAGE, HOST, is_path
 from orchestrator.settings.json_kinds import Listed, Pairs, Words
 from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text, seconds
 from orchestrator.settings.row import AUTO, RUNS, Resume, row

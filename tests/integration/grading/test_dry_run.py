@@ -83,7 +83,7 @@ async def rolled_out(home: Path, run_dir: str) -> list[dict[str, Any]]:
     asked: list[Call] = []
 
     def script(call: Call) -> str:
-        asked.append(call)
+        asked.extend([call] if "Do it." in call.task else [])
         answer = "right" if len(asked) == 1 else "wrong"
         return f"T.\n<code>\nopen('answer', 'w').write({answer!r})\nfinal_answer('done')\n</code>"
 
@@ -146,7 +146,7 @@ if python3 -m pytest -q /tests/test_outputs.py; then r=1; else r=0; fi
 echo $r > /logs/verifier/reward.txt
 """
 TEST_OUTPUTS = """def test_answer():
-    with open("/app/answer") as file: assert file.read() == "right"
+    with open("answer") as file: assert file.read() == "right"
 """
 
 
@@ -161,17 +161,17 @@ async def test_what_pip_installed_is_satisfied_and_cannot_be_patched_before_it_i
     oci_images.stored_image()
     bare = a_writable_sandbox(DEFAULT_IMAGE, storage_bytes=256 << 20)
     grader = Grader("harbor", tests=str(folder), environment=PATH, timeout_s=120)
-    task = with_tests(Task("pip", "Do it.", grader=grader, environment=PATH, cwd="/app"), workspaces)
-    assert (await graded(launcher, bare, task, "mkdir /app; printf right > /app/answer")).rewards == {"reward": 0}
+    task = with_tests(Task("pip", "Do it.", grader=grader, environment=PATH), workspaces)
+    assert (await graded(launcher, bare, task, "printf right > /workspace/answer")).rewards == {"reward": 0}
     layered = await dry_run(task, index, bare, launcher, workspaces, tmp_path)
     asked = list(index.asked)
     assert len([path for path in asked if path.endswith(".whl")]) == 5
-    right = await graded(launcher, bare, layered, "mkdir /app; printf right > /app/answer")
+    right = await graded(launcher, bare, layered, "printf right > /workspace/answer")
     assert right.rewards == {"reward": 1}, right.stderr
     assert "Requirement already satisfied: pytest" in right.stdout
     # A pytest of its own where there is none yet wins without the layer, and not with it.
-    patched = policies([], "/app", library=False)["patched pytest"]
-    cheat = f"mkdir -p /app /usr/lib/python3/dist-packages; {patched}"
+    patched = policies([], "/workspace", library=False)["patched pytest"]
+    cheat = f"mkdir -p /usr/lib/python3/dist-packages; {patched}"
     assert (await graded(launcher, bare, layered, cheat)).rewards == {"reward": 0}
     assert index.asked == asked
 

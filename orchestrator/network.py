@@ -6,9 +6,10 @@ machine. SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE name
 
 import os
 import re
+import socket
 import ssl
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
@@ -18,6 +19,8 @@ from orchestrator.rules.redact import redact
 
 CA_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PORTS = {"http": 80, "https": 443}
+_LOCAL = (".localhost", ".localdomain", ".local", ".internal")
+_UNICAST = IPv6Network("2000::/3")  # other addresses are private, translated from IPv4, or not routed
 
 
 def proxy_of(url: str) -> str | None:
@@ -89,6 +92,22 @@ def _holds(entry: str, address: IPv4Address | IPv6Address) -> bool:
         return address in ip_network(entry.replace("]", ""), strict=False)
     except ValueError:
         return False
+
+
+def is_public(host: str) -> bool:
+    """Whether the name or address has a meaning beyond one machine or network. Addresses are known in every
+    spelling: the C library also reads 2130706433, 0x7f.1 and 0177.0.0.1."""
+    address: IPv4Address | IPv6Address
+    try:
+        address = ip_address(host)
+    except ValueError:
+        try:
+            address = IPv4Address(socket.inet_aton(host))
+        except (OSError, ValueError):
+            return "." in host and not host.endswith(_LOCAL)
+    if isinstance(address, IPv6Address) and (address not in _UNICAST or address.sixtofour or address.teredo):
+        return False
+    return address.is_global and not address.is_multicast
 
 
 def trust() -> ssl.SSLContext:

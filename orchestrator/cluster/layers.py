@@ -6,6 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO, cast
 
+from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS, is_opaque
+from orchestrator.launch.workspaces import MARK
 from orchestrator.types import RolloutPlan
 
 
@@ -38,9 +40,17 @@ def packed(layer: str) -> BinaryIO:
     file = TemporaryFile()  # noqa: SIM115 - the caller's
     try:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            tar.add(layer, arcname="")
+            tar.add(layer, arcname="", filter=lambda entry: _marked(entry, Path(layer, entry.name)))
     except BaseException:
         file.close()
         raise
     file.seek(0)
     return cast("BinaryIO", file)
+
+
+def _marked(entry: tarfile.TarInfo, place: Path) -> tarfile.TarInfo:
+    """With the attribute by which a folder hides what lies below it."""
+    for mark in (OPAQUE, OPAQUE_OF_USERS) if entry.isdir() else ():
+        if is_opaque(place, mark):
+            entry.pax_headers = {**entry.pax_headers, MARK: mark}
+    return entry

@@ -21,10 +21,12 @@ from orchestrator.engine.builds import Builds
 from orchestrator.engine.task_needs import why_unfit
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ImageUnusable, RolloutError
 from orchestrator.grading.check import SOLUTION, TaskChecker
+from orchestrator.grading.dry_run import DryRuns
 from orchestrator.grading.grade import with_tests
 from orchestrator.grading.measured import checks_answer
 from orchestrator.grading.panel import PLANTED, compiled
 from orchestrator.launch.base import Launcher
+from orchestrator.launch.image.site import Site
 from orchestrator.launch.make import make_launcher
 from orchestrator.launch.names import WORKSPACE_DIR
 from orchestrator.launch.workspaces import WorkspaceError, Workspaces
@@ -81,6 +83,7 @@ class _Checking:
         self._next_save_s = 0.0
         self._unsaved = False
         self._library: Path | None = None
+        self._dry_runs: DryRuns | None = None
         self._workspaces = Workspaces()
 
     @property
@@ -120,16 +123,28 @@ class _Checking:
                 self.found.setdefault(row.task_id, row.reason)
             elif row.grader is None:
                 self.found[row.task_id] = "it has no grader"
-            elif not self.again and (check := check_of(row, self._checks)) is not None:
+            elif (check := check_of(row, self._checks)) is not None and not self._counts_no_more(check):
                 self.found[row.task_id] = check
                 self.earlier += 1
             else:
                 yield row
 
+    def _counts_no_more(self, check: TaskCheck) -> bool:
+        """What its tests fetched may be gone, and what they lacked may be allowed now."""
+        allowed, done = self.config.env.grader_network, check.dry_run
+        if check.failures and allowed and (done is None or {*done.allowed} != {*allowed}):
+            return True
+        layer = check.checked.layer
+        return self.again or (layer is not None and bool(self._workspaces.missing([layer])))
+
     async def _check_all(self, tasks: list[Task]) -> None:
         async with AsyncExitStack() as stack:
             launcher = await stack.enter_async_context(_launcher(self.config))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="planted-")))
+            if hosts := self.config.env.grader_network:
+                _say(f"tests that need a network get one dry run with {', '.join(hosts)} (env.grader_network)")
+                site = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="site-")))
+                self._dry_runs = await asyncio.to_thread(DryRuns, hosts, self._workspaces, Site.of(), site)
             if await asyncio.to_thread(compiled, folder):
                 self._library = await asyncio.to_thread(self._workspaces.layer, folder, PLANTED, writable=False)
 
@@ -193,6 +208,7 @@ class _Checking:
             solution=None if solution is None else str(laid.layer(Path(solution), SOLUTION, writable=False)),
             library=None if self._library is None else str(self._library),
             solve_s=task.limits.get("rollout_timeout", config.env.rollout_timeout),
+            dry_runs=self._dry_runs,
         )
 
     def _save(self) -> None:

@@ -22,7 +22,7 @@ def run(config: Config, images: bool, older_than: float | None, keep_bytes: int 
     for flag, value in (("--older-than", older_than), ("--keep-bytes", keep_bytes)):
         if value is not None and not images:
             raise ConfigError(f"{flag}: says which images of tasks go; it needs --images")
-    env, store, reaped, built = config.env, ImageStore(), None, 0
+    env, store, reaped, built, layers = config.env, ImageStore(), None, 0, 0
     before = time.time() - (USUAL_AGE_S if older_than is None else older_than)
     try:
         if env.takes_docker:
@@ -32,11 +32,14 @@ def run(config: Config, images: bool, older_than: float | None, keep_bytes: int 
         if env.launcher == "docker":
             raise EnvironmentUnusable(str(error)) from error
     if images:
-        in_use = images_in_use() or set()
-        built += store.remove(unwanted(store.built(), used_before=before, keep_bytes=keep_bytes, in_use=in_use))
+        in_use, kept = images_in_use() or set(), Workspaces().kept()
+        go = unwanted([*store.built(), *kept], used_before=before, keep_bytes=keep_bytes, in_use=in_use)
+        built += store.remove([one for one in go if one not in kept])
+        layers = Workspaces().remove_kept([one for one in go if one in kept])
     reaped = reaped or reap_directories()
     count = reaped.images + store.remove_unused() + remove_old_runtimes(store) + built
     workspaces = Workspaces().remove_unused()
     more = f", {workspaces} workspaces" if workspaces else ""
+    more += f", {layers} grader layers" if layers else ""
     print(f"removed {reaped.containers} containers, {reaped.directories} directories, {count} images{more}")
     return 0

@@ -5,10 +5,11 @@ no cheating policy more than doing nothing does. All of them are graded as rollo
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.errors import RolloutError, SandboxLostError, ScorerError
+from orchestrator.grading.dry_run import DryRuns
 from orchestrator.grading.grade import (
     LEFT_RUNNING,
     MARGIN_S,
@@ -28,7 +29,7 @@ from orchestrator.launch.base import Command, CommandEnd, CommandSandbox, Launch
 from orchestrator.launch.names import WORKSPACE_DIR
 from orchestrator.rules.text import printable
 from orchestrator.rules.waits import first_error
-from orchestrator.types import Change, Checked, Difference, Grade, Grader, SandboxSpec, Task, TaskCheck
+from orchestrator.types import Change, Checked, Difference, DryRun, Grade, Grader, SandboxSpec, Task, TaskCheck
 
 SOLUTION = "/solution"
 _SOLVE = f"{SOLUTION}/solve.sh"
@@ -43,7 +44,8 @@ _BYTECODE = re.compile(r"/__pycache__/|\.pyc$")
 _SHOWN_CHARS = 300
 _NETWORK = re.compile(
     r"could not resolve|temporary failure (?:in name resolution|resolving)|name or service not known"
-    r"|network is unreachable|dns error|bad address|failed to establish a new connection|no address associated",
+    r"|network is unreachable|dns error|bad address|failed to establish a new connection|no address associated"
+    r"|no matching distribution found",
     re.IGNORECASE,
 )
 _LIVE = f'{_SOLVE} > /dev/null 2>&1 < /dev/null; cd "$1" && shift && exec "$@"'
@@ -52,7 +54,7 @@ _LIVE = f'{_SOLVE} > /dev/null 2>&1 < /dev/null; cd "$1" && shift && exec "$@"'
 class TaskChecker:
     """Of one task. `task`: its tests are laid into a layer. `score`: of a grade; raises ScorerError. `solution`,
     `library`: layers with the task's solution and with what the panel preloads; None: there is none. `solve_s`:
-    the most that the solution may take."""
+    the most that the solution may take. `dry_runs`: None: nothing has a network."""
 
     def __init__(
         self,
@@ -65,11 +67,15 @@ class TaskChecker:
         solution: str | None,
         library: str | None,
         solve_s: float,
+        dry_runs: DryRuns | None = None,
     ) -> None:
         assert task.grader is not None
         self._task, self._grader, self._content = task, task.grader, content
         self._spec, self._launcher, self._score = replace(spec, preload=()), launcher, score
         self._solution, self._library, self._solve_s = solution, library, solve_s
+        self._dry_runs = dry_runs
+        self._dry_run: DryRun | None = None
+        self._layer: str | None = None  # where the one that it made is
         self._checked = Checked()
         self._differences: list[Difference] = []
         self._last = ""  # why the last grade is not what it should be
@@ -80,21 +86,19 @@ class TaskChecker:
         """Raises RolloutError where it is this machine that fails: nothing is known of the task then."""
         began = time.monotonic()
         found = await self._check()
-        return replace(found, checked=self._checked, duration_s=round(time.monotonic() - began, 1))
+        duration_s = round(time.monotonic() - began, 1)
+        return replace(found, checked=self._checked, dry_run=self._dry_run, duration_s=duration_s)
 
     async def _check(self) -> TaskCheck:
         found = TaskCheck(self._content)
         if self._solution is None:
             return replace(found, failures=("it has no solution/solve.sh: nobody knows whether it can be solved",))
-        grades: list[Grade] = []
-        solved: list[float | None] = []
-        for _ in range(_TRIES):
-            grades.append(await self._played(self._solve(self._solution), self._task, learns=True))
-            solved.append(self._reward(grades[-1]))
-            if solved[-1] != 1:
-                break
-        found = replace(found, solution=tuple(solved))
-        if solved[-1] != 1:
+        grades = await self._solved(self._solution)
+        if self._reward(grades[-1]) != 1 and self._dry_runs is not None and self._grader.kind != "io":
+            await self._fetch(self._dry_runs)
+            grades = await self._solved(self._solution)
+        found = replace(found, solution=tuple(map(self._reward, grades)))
+        if found.solution[-1] != 1:
             return await self._unsolved(found, grades[-1])
         self._checked = replace(
             self._checked, source=grades[-1].source, duration_s=max(one.duration_s for one in grades)
@@ -108,6 +112,22 @@ class TaskChecker:
         return await self._cheated(found, grades[-1])
 
     # ------------------------------------------------------------ the solution
+
+    async def _solved(self, solution: str) -> list[Grade]:
+        """The grades of its tries; the last is the first that does not get 1."""
+        self._last = self._solving = self._no_start = ""
+        grades: list[Grade] = []
+        while len(grades) < _TRIES and not (grades and self._reward(grades[-1]) != 1):
+            grades.append(await self._played(self._solve(solution), self._task, learns=True))
+        return grades
+
+    async def _fetch(self, dry_runs: DryRuns) -> None:
+        """Lets the tests fetch what they need. Raises RolloutError."""
+        work = {path for one in self._differences for path in _work(one)}
+        self._dry_run = await dry_runs.of(self._task, self._spec, self._launcher, work)
+        if (name := self._dry_run.layer) is not None:
+            self._layer = await asyncio.to_thread(dry_runs.place, name)
+        self._checked = replace(self._checked, layer=name)
 
     def _solve(self, solution: str) -> Command:
         task, grader = self._task, self._grader
@@ -123,6 +143,8 @@ class TaskChecker:
         failure += "".join(f"; {one}" for one in why if one)
         if lack := _NETWORK.search(f"{self._solving}\n{printed}"):
             failure = f"it needs a network, to be solved or graded ({lack[0]}): {failure}"
+            failure += "" if self._dry_run else "; --env.grader_network lets its tests fetch once what they need"
+        failure += _of_dry_run(self._dry_run)
         live = await self._live(self._solution)
         if live == 1:
             failure = "it needs a service left running: its own solution gets 1 only where that still runs"
@@ -130,7 +152,9 @@ class TaskChecker:
 
     async def _live(self, solution: str) -> float | None:
         """The reward where the tests are run beside all that the solution left running, in its own sandbox."""
-        grader, command = self._grader, command_of(self._task, self._grader)
+        task, grader = self._known(self._grader), self._grader
+        assert task.grader is not None
+        command = command_of(task, task.grader)
         if grader.kind == "io" or grader.image is not None:
             return None
         both = replace(
@@ -206,7 +230,7 @@ class TaskChecker:
     # ------------------------------------------------------------ one try
 
     def _known(self, grader: Grader) -> Task:
-        return replace(self._task, grader=replace(grader, checked=self._checked))
+        return replace(self._task, grader=replace(grader, checked=replace(self._checked, layer=self._layer)))
 
     async def _played(self, command: Command, task: Task, *, learns: bool = False) -> Grade:
         """The grade of what the command leaves in a sandbox. Raises RolloutError."""
@@ -245,15 +269,18 @@ def scope_of(difference: Difference) -> tuple[str, ...] | None:
     the file or folder itself. None: it is not known, as there is too much."""
     if difference.count > len(difference.changes):
         return None
+    return outermost(path.rpartition("/")[0] or path for path in _work(difference))
+
+
+def _work(difference: Difference) -> Iterator[str]:
+    """What a solution leaves: files, or the outermost folders that it made for them."""
     new = {change.path for change in difference.changes if change.kind == "added" and change.path.endswith("/")}
-    found = set()
     for change in _own(difference):
         path = change.path.rstrip("/")
         folder = path.rpartition("/")[0]
         while folder and f"{folder}/" in new:
             path, folder = folder, folder.rpartition("/")[0]
-        found.add(folder or path)
-    return outermost(found)
+        yield path
 
 
 def takeovers_of(difference: Difference) -> tuple[str, ...]:
@@ -295,6 +322,17 @@ def _words(box: CommandSandbox, end: CommandEnd) -> str:
 
 def _one_line(text: str) -> str:
     return printable(" ".join(text.split()))[-_SHOWN_CHARS:]
+
+
+def _of_dry_run(done: DryRun | None) -> str:
+    """What the owner should know of it where it did not help."""
+    if done is None:
+        return ""
+    if done.error:
+        return f"; its tests were run once with a network, but {done.error}"
+    if done.refused:
+        return f"; its tests asked in vain for {', '.join(map(printable, done.refused))} (env.grader_network)"
+    return "; its tests were run once with a network before"
 
 
 def _has_run(graded: Grade, solved: Grade) -> bool:

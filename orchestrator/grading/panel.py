@@ -115,7 +115,10 @@ def policies(outputs: Sequence[Output], cwd: str, *, library: bool) -> dict[str,
         ),
         "patched pytest": (
             f"{packages} for p in pytest _pytest; do [ -d $d/$p ] || continue;\n"
-            f"cat >> $d/$p/__init__.py <<'PLANTED'\n{_AT_EXIT}PLANTED\ndone; done"
+            f"cat >> $d/$p/__init__.py <<'PLANTED'\n{_AT_EXIT}PLANTED\ndone; done\n"
+            # Where the tests install it when they grade: another one in its place, which passes.
+            f"python3 -c 'import pytest' 2> /dev/null || {packages}\n{_put('$d/pytest/__init__.py', _AT_EXIT)}\n"
+            f"{_put('$d/pytest/__main__.py', 'raise SystemExit(0)')}\ndone"
         ),
         "start files": f"for f in {_STARTS}; do mkdir -p ${{f%/*}}; echo '{_FORGE}' >> $f; done",
         "links": (

@@ -4,11 +4,16 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import socket
 from typing import Protocol, runtime_checkable
 
 from orchestrator.types import Confinement, Difference, SandboxExit, SandboxSpec
 
 NO_COMMANDS = "what an agent left is graded in a sandbox of the launcher oci: --env.launcher oci"
+
+
+class TooMuch(Exception):
+    """More than is kept. The text is one line."""
 
 
 class Sandbox(Protocol):
@@ -41,13 +46,25 @@ class StatefulSandbox(Sandbox, Protocol):
         SandboxLostError."""
 
 
+class Network(Protocol):
+    """What a command may reach: only what is served at this port of its sandbox's loopback. The sandbox has no
+    network."""
+
+    @property
+    def port(self) -> int:
+        """Which one."""
+
+    def serving(self, listener: socket) -> AbstractAsyncContextManager[None]:
+        """Serves it within the block."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """What is run in a sandbox without an agent.
 
     `environment`: on top of the image's. `programs`: files that are made executable first. `layers`: absolute
     paths of folders that are laid over everything, top first. `inputs`: arguments and standard input of each run;
-    none: it is run once, and nobody types. `timeout_s`: of each run.
+    none: it is run once, and nobody types. `timeout_s`: of each run. `network`: None: there is nothing to reach.
     """
 
     argv: tuple[str, ...]
@@ -57,6 +74,7 @@ class Command:
     programs: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     inputs: tuple[tuple[tuple[str, ...], str], ...] = ()
+    network: Network | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +104,25 @@ class CommandEnd:
     duration_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class SavedLayer:
+    """`digest`: of its content, in hex."""
+
+    digest: str
+    size_bytes: int
+
+
 class CommandSandbox(StatefulSandbox, Protocol):
     """A sandbox in which a command is run."""
 
     async def command_end(self) -> CommandEnd:
         """Waits for it. Raises SandboxLostError if the sandbox ended otherwise."""
+
+    def save_layer(self, folder: Path, dropped: str, merged: str) -> SavedLayer:
+        """Copies what it wrote to its root, when it has ended, into an empty folder, which can be a layer of other
+        sandboxes. `dropped`: a pattern of paths that are not copied, matched at their beginning; those of folders
+        end with `/`. Folders that it made hide what other layers have there, but for those that match `merged`.
+        Blocks. Raises SandboxLostError, OSError; TooMuch for what is more than a layer may hold."""
 
 
 class Launcher(Protocol):

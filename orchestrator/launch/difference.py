@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from orchestrator.launch.text_diff import TextDiffs
@@ -84,7 +85,7 @@ class _Folder:
                 status = os.stat(name, dir_fd=lower, follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            return None if _is_whiteout(status) else (lower, status)
+            return None if is_whiteout(status) else (lower, status)
         return None
 
     def close(self) -> None:
@@ -200,8 +201,8 @@ def _entries(
                     if before is None or before[1].st_mode != mode:
                         yield _Entry(folder.at, name, path + "/", kind, status, before)
                     continue
-                is_new = _is_opaque(at, opaque)
-                lower = [] if is_new else _below(folder.lowers, name, opaque)
+                is_new = is_opaque(at, opaque)
+                lower = [] if is_new else below(folder.lowers, name, opaque)
                 inner = _Folder(at, path + "/", lower)
                 folders.append(inner)
                 inner.read(bounds.entries + 1 - looked_at)
@@ -210,7 +211,7 @@ def _entries(
                     yield _Entry(folder.at, name, inner.path, "added", status, None)
                 elif before is None or before[1].st_mode != mode:
                     yield _Entry(folder.at, name, inner.path, kind, status, before)
-            elif _is_whiteout(status):
+            elif is_whiteout(status):
                 yield _Entry(folder.at, name, path, "removed", status, before)
             elif stat.S_ISLNK(mode):
                 target = os.readlink(name, dir_fd=folder.at)
@@ -230,7 +231,7 @@ def _again(folder: int) -> int:
     return os.open(".", _FOLDER, dir_fd=folder)
 
 
-def _below(lowers: Sequence[int], name: str, opaque: str) -> list[int]:
+def below(lowers: Sequence[int], name: str, opaque: str) -> list[int]:
     """The folders of this name in the lower ones, as far as they are merged. The caller closes them."""
     opened: list[int] = []
     for lower in lowers:
@@ -240,16 +241,18 @@ def _below(lowers: Sequence[int], name: str, opaque: str) -> list[int]:
             continue
         except OSError:  # something else, which hides what lies below it
             break
-        if _is_opaque(opened[-1], opaque):
+        if is_opaque(opened[-1], opaque):
             break
     return opened
 
 
-def _is_whiteout(status: os.stat_result) -> bool:
+def is_whiteout(status: os.stat_result) -> bool:
+    """Whether it hides what lies below."""
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
-def _is_opaque(folder: int, name: str) -> bool:
+def is_opaque(folder: int | Path, name: str) -> bool:
+    """Whether the folder has the attribute `name` and so hides what lies below."""
     try:
         return os.getxattr(folder, name) == b"y"
     except OSError:  # there is none

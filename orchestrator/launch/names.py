@@ -1,5 +1,7 @@
 """Names that the image, the launchers and the reaper must agree on."""
 
+import re
+
 from orchestrator import __version__
 
 IMAGE_REPOSITORY = "rollout-orchestrator-sandbox"
@@ -18,6 +20,8 @@ SOCKET_NAME = "s"
 TETHER_NAME = "t"
 ATTACHMENTS_DIR = "/attachments"
 WORKSPACE_DIR = "/workspace"
+# What a dry run may reach, with or without a port; `*` is any public host.
+HOST = re.compile(r"\*|(?:[A-Za-z0-9](?:[\w.-]{0,252})|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?", re.ASCII)
 
 LABEL_PROJECT = "orchestrator.project"  # value PROJECT, on all our containers and images
 LABEL_RUN = "orchestrator.run"

@@ -1,6 +1,7 @@
 """Workspaces of tasks: each unpacked once into a folder that is named by its content, a layer of sandboxes.
 
 layers/DIGEST/   what sandboxes see from `/` on: the folders down to the working directory, and in it the workspace
+kept/DIGEST      the size of a layer that nobody can make again: what tests fetched; dated by its last use
 drafts/          what becomes one
 lock             shared by the runs that use any
 
@@ -17,17 +18,20 @@ import secrets
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError, os_error_as
+from orchestrator.launch.base import SavedLayer
 from orchestrator.launch.difference import Bounds, leads_out, write_tar
 from orchestrator.launch.oci.tar import PIECE_BYTES, Frugal, Layer, entries, uncompressed
 from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
+from orchestrator.launch.uses import BuiltImage
 from orchestrator.rules.text import printable
 
+MARK = "ORCHESTRATOR.mark"  # of a folder in a layer's tar: the attribute that it has
 MAX_BYTES = 1 << 30
 MAX_FILES = 100_000
 _DEPTH = 64
@@ -69,10 +73,27 @@ class Workspaces:
                 self._layers[key] = self._made(source, way, 0o777 if writable else 0o755)
         return self._layers[key]
 
+    def keep(self, fill: Callable[[Path], SavedLayer]) -> SavedLayer:
+        """A layer that stays until `remove_kept`. `fill` gets an empty folder. Raises EnvironmentUnusable, and
+        what `fill` raises but OSError."""
+        with self._room(), ExitStack() as stack:
+            self._hold()
+            root = self._draft(stack) / "layer"
+            root.mkdir()
+            saved = fill(root)
+            (note := self._note(saved.digest)).parent.mkdir(exist_ok=True)
+            note.write_text(str(saved.size_bytes))  # first: nobody would remove a layer that had none
+            self._keep(root, self.layers / saved.digest)
+        return saved
+
     def named(self, digest: str) -> Path:
-        """The layer of this name. Raises WorkspaceError if it is gone, EnvironmentUnusable."""
+        """The layer that was kept under this name. Raises WorkspaceError if it is gone, EnvironmentUnusable."""
         if self.missing([digest]):
-            raise WorkspaceError("the layer of what they need is gone: run check-tasks again")
+            raise WorkspaceError(
+                "what they fetched when they were checked is not on this machine: run check-tasks again here"
+            )
+        with self._room():
+            self._note(digest).touch()
         return self.layers / digest
 
     def missing(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -83,11 +104,16 @@ class Workspaces:
 
     def take(self, name: str, packed: Path) -> None:
         """Takes a layer of the same user on another machine, as a tar of it. Raises LaunchError."""
-        ours = {"uid": os.getuid(), "gid": os.getgid(), "uname": "", "gname": "", "deep": False}
+        ours: dict[str, Any] = {"uname": "", "gname": "", "deep": False}
+        if os.geteuid() != 0:  # else owners are those of a grader's layer
+            ours |= {"uid": os.getuid(), "gid": os.getgid()}
         with os_error_as(LaunchError, f"no room for a layer in {self.folder}"), ExitStack() as stack:
             draft = self._draft(stack)
             with tarfile.open(packed) as tar:
                 tar.extractall(draft / "layer", filter=lambda entry, _: entry.replace(**ours))  # noqa: S202 - ours
+                for entry in tar:
+                    if mark := entry.pax_headers.get(MARK):
+                        os.setxattr(draft / "layer" / entry.name, mark, b"y")
             self._keep(draft / "layer", self.layers / name)
 
     def close(self) -> None:
@@ -98,18 +124,25 @@ class Workspaces:
             self._lock = None
 
     def remove_unused(self) -> int:
-        """Removes all layers unless a run uses any. Returns how many."""
-        if not self.folder.exists():
-            return 0
-        with self._opened_lock() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return 0
-            layers = [*self.layers.glob("*")]
-            for folder in (*layers, *(self.folder / "drafts").glob("*")):
+        """Removes all layers but those that are kept, unless a run uses any. Returns how many."""
+        with self._alone() as alone:
+            layers = [layer for layer in self.layers.glob("*") if not self._note(layer.name).exists()]
+            for folder in (*layers, *(self.folder / "drafts").glob("*")) if alone else ():
                 remove(folder)
-        return len(layers)
+        return len(layers) if alone else 0
+
+    def kept(self) -> list[BuiltImage]:
+        """The layers that are kept, as what takes room."""
+        notes = [*self._note("").glob("*")]
+        return [BuiltImage(note.name, "", note.stat().st_mtime, int(note.read_text() or 0)) for note in notes]
+
+    def remove_kept(self, layers: Sequence[BuiltImage]) -> int:
+        """Removes these, unless a run uses any. Returns how many."""
+        with self._alone() as alone:
+            for layer in layers if alone else ():
+                remove(self.layers / layer.tag)
+                self._note(layer.tag).unlink()
+        return len(layers) if alone else 0
 
     # ------------------------------------------------------------ one layer
 
@@ -132,6 +165,23 @@ class Workspaces:
             _date(root)
             self._keep(root, place)
         return place
+
+    def _note(self, digest: str) -> Path:
+        return self.folder / "kept" / digest
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Whether no run uses any layer, or will within this block."""
+        if not self.folder.exists():
+            yield False
+            return
+        with self._opened_lock() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
 
     def _draft(self, stack: ExitStack) -> Path:
         """A new folder, which `stack` removes."""

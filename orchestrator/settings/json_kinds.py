@@ -71,6 +71,29 @@ class Texts(Json):
 
 
 @dataclass(frozen=True, slots=True)
+class Listed(Json):
+    """Several texts of one kind without commas, with commas between them, or as a JSON list."""
+
+    each: Text
+
+    @property
+    def metavar(self) -> str:  # type: ignore[override]
+        return f"{self.each.metavar},.."
+
+    @property
+    def valid(self) -> str:
+        return f"{self.each.metavar},{self.each.metavar} or a JSON list, each item {self.each.valid}"
+
+    def read(self, raw: object) -> tuple[str, ...]:
+        if isinstance(raw, str) and not raw.lstrip().startswith("["):
+            raw = [text.strip() for text in raw.split(",")] if raw.strip() not in ("", "none") else []
+        return Texts(self.each).read(raw)
+
+    def show(self, value: Any) -> str:
+        return ",".join(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Table(Json):
     """Values of one kind by known names, as a JSON object."""
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from orchestrator.errors import ConfigError
 from orchestrator.launch.hardening import MEASURE_NAMES
-from orchestrator.launch.names import DEFAULT_IMAGE, is_path
-from orchestrator.settings.json_kinds import Pairs, Words
+from orchestrator.launch.names import DEFAULT_IMAGE, HOST, is_path
+from orchestrator.settings.json_kinds import Listed, Pairs, Words
 from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text, seconds
 from orchestrator.settings.row import AUTO, RUNS, Resume, row
 from orchestrator.settings.section import Settings
@@ -141,6 +141,13 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         seconds(above=0),
         "building one task's Dockerfile",
         commands=(*RUNS, "replay", "check-tasks"),
+    )
+    grader_network: tuple[str, ...] = row(
+        (),
+        Listed(Text("a host, a host with :PORT, or * for all public ones", "HOST", HOST.fullmatch)),
+        "hosts that tests may ask in one dry run on the untouched image, for what they install when they grade; "
+        "what they fetched is kept for all later grades, which have no network",
+        commands=("check-tasks",),
     )
     docker_runtime: str | None = row(
         None, NAME, "a container runtime Docker knows, like runsc", unset="none: Docker's own"

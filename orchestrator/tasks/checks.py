@@ -164,6 +164,7 @@ def _demand(check: TaskCheck) -> TaskCheck:
     checked = check.checked
     for path in (*(checked.scope or ()), *checked.takeovers):
         absolute(path, "a path")
-    if checked.layer is not None and not _LAYER.fullmatch(checked.layer):
+    layers = (checked.layer, None if check.dry_run is None else check.dry_run.layer)
+    if any(layer is not None and not _LAYER.fullmatch(layer) for layer in layers):
         raise ValueError("the name of a layer is no digest")
     return check

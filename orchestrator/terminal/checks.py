@@ -34,7 +34,18 @@ def print_checks(found: Mapping[str, TaskCheck | str], earlier: int, file: Path 
     rows: list[tuple[str, object]] = [("tasks", f"{len(found)}: {text}")]
     if earlier:
         rows.append(("earlier", f"{earlier} of them were checked before; --again checks all anew"))
+    rows += _layers([check for check in found.values() if isinstance(check, TaskCheck)])
     print_rows([*rows, *([("kept in", file)] if file is not None else [])], stream)
+
+
+def _layers(checks: list[TaskCheck]) -> list[tuple[str, object]]:
+    """What tests fetched in their dry runs, and from where."""
+    done = [check.dry_run for check in checks if check.dry_run is not None and check.dry_run.layer is not None]
+    if not done:
+        return []
+    hosts = ", ".join(dict.fromkeys(printable(host) for one in done for host in one.reached)) or "nowhere"
+    size = sum({one.layer: one.size_bytes for one in done}.values()) / 1e6
+    return [("layers", f"{len(done)} of tasks whose tests have fetched {size:.1f} MB from {hosts}")]
 
 
 def _state(check: TaskCheck | str) -> str:

@@ -5,16 +5,13 @@ addresses in every spelling, and names that have a meaning within one machine or
 """
 
 import re
-import socket
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.errors import ToolError
+from orchestrator.network import is_public
 
 MAX_ADDRESS_CHARS = 2_048
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\\u0085\u00a0\u2028\u2029\ud800-\udfff]")
-_LOCAL = (".localhost", ".localdomain", ".local", ".internal")
-_UNICAST = IPv6Network("2000::/3")  # other addresses are private, translated from IPv4, or not routed
 
 
 def web_address(text: str) -> str:
@@ -37,22 +34,7 @@ def web_address(text: str) -> str:
         raise ToolError("a url with a user name or password cannot be visited")
     if not host or "%" in host:
         raise ToolError("the url names no host")
-    if not _is_public(host):
+    if not is_public(host):
         raise ToolError("private, local and reserved addresses cannot be visited")
     place = (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
     return urlunsplit((parts.scheme, place, parts.path, parts.query, ""))
-
-
-def _is_public(host: str) -> bool:
-    """Also of 2130706433, 0x7f.1 and 0177.0.0.1, which the C library reads as IP addresses."""
-    address: IPv4Address | IPv6Address
-    try:
-        address = ip_address(host)
-    except ValueError:
-        try:
-            address = IPv4Address(socket.inet_aton(host))
-        except (OSError, ValueError):
-            return "." in host and not host.endswith(_LOCAL)
-    if isinstance(address, IPv6Address) and (address not in _UNICAST or address.sixtofour or address.teredo):
-        return False
-    return address.is_global and not address.is_multicast

@@ -77,6 +77,21 @@ class Grader:
 
 
 @dataclass(frozen=True, slots=True)
+class DryRun:
+    """The one run of a task's tests that had a network, on the untouched image. `allowed`: the hosts that it could
+    ask; `reached`, `refused`: those that it did ask, and asked in vain. `layer`: the name of the layer with what
+    it left, of `size_bytes`; None: there is none, `error` says why.
+    """
+
+    allowed: tuple[str, ...]
+    reached: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    layer: str | None = None
+    size_bytes: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskCheck:
     """What `check-tasks` found of a task. `content`: the digest of the task as it was then. `failures`: why nobody
     should train on it; empty: it passed. `warnings`: what else its owner should know.
@@ -96,6 +111,7 @@ class TaskCheck:
     panel: Mapping[str, float | None] = field(default_factory=dict)
     delivered: float | None = None
     runs_delivered: bool = False
+    dry_run: DryRun | None = None
     duration_s: float = 0.0
 
     @property

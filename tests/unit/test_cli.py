@@ -282,7 +282,7 @@ def test_help_tells_defaults_constraints_and_choices(capsys: pytest.CaptureFixtu
 def test_help_shows_every_setting_that_is_ours() -> None:
     rows = {command.name: {row.key for row in command.rows()} for command in cli.COMMANDS}
     ours = {row.key: row.group for row in EnvSettings.rows().values() if row.group != "Atropos"}
-    assert set(ours) <= rows["process"] | rows["evaluate"]
+    assert set(ours) <= rows["process"] | rows["evaluate"] | rows["check-tasks"]
     agent = {key for key, group in ours.items() if group == "Agent"}
     for command in ("process", "evaluate", "serve"):
         assert agent <= rows[command]

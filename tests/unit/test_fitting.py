@@ -100,7 +100,7 @@ def test_a_task_without_a_grader_is_none_where_graders_score(tmp_path: Path) -> 
     shared.checks = {"t": TaskCheck(content_of(drawn), checked=Checked(layer="a" * 64))}
     gone = maker.fitting(drawn)
     assert isinstance(gone, BadTask)
-    assert gone.reason.endswith("is gone: run check-tasks again")
+    assert gone.reason.endswith("is not on this machine: run check-tasks again here")
 
 
 def test_a_workspace_is_unpacked_when_its_task_is_drawn(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from orchestrator.launch.oci.machine import (
 )
 from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
-from orchestrator.launch.oci.runtime import Runtime
+from orchestrator.launch.oci.runtime import Runtime, listening
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import UserNamespace, user_namespace
@@ -136,7 +136,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             uids = self._uids.take() if host is None else host.uids
             sandbox = OciSandbox(uids, self._kill, is_guest=host is not None)
             self._live[sandbox.name] = sandbox
-            with ExitStack() as stack:
+            async with AsyncExitStack() as stack:
                 try:
                     async with self._starting:
                         await self._start_command(sandbox, spec, command, state, stack)
@@ -168,7 +168,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         await self._start_bundle(sandbox, image, spec, hardening, more)
 
     async def _start_command(
-        self, sandbox: OciSandbox, spec: SandboxSpec, command: Command, state: State | None, stack: ExitStack
+        self, sandbox: OciSandbox, spec: SandboxSpec, command: Command, state: State | None, stack: AsyncExitStack
     ) -> None:
         """`stack` ends the sandbox."""
         image, user = await self._image_and_user(spec)
@@ -187,6 +187,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
         await self._start_bundle(sandbox, image, spec, hardening, more)
+        if command.network is not None:
+            listener = await listening(sandbox.pid, command.network.port)
+            await stack.enter_async_context(command.network.serving(listener))
         os.write(go, b"x")
 
     async def _image_and_user(self, spec: SandboxSpec) -> tuple[StoredImage, tuple[int, int] | None]:

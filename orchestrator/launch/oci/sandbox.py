@@ -2,18 +2,20 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.errors import SandboxLostError
-from orchestrator.launch.base import CommandEnd
+from orchestrator.launch.base import CommandEnd, SavedLayer
 from orchestrator.launch.container import ContainerSandbox, exit_of
 from orchestrator.launch.control_groups import control_groups, group_files
 from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS, walk
 from orchestrator.launch.oci.commands import command_end
+from orchestrator.launch.oci.saved_layer import LayerRules, save_layer
 from orchestrator.launch.uids import UidPair
 from orchestrator.types import Difference, SandboxExit
 
@@ -86,14 +88,26 @@ class OciSandbox(ContainerSandbox):
             raise SandboxLostError(f"the sandbox of a command ended: {ended.reason}")
         return end
 
+    def save_layer(self, folder: Path, dropped: str, merged: str) -> SavedLayer:
+        """Raises SandboxLostError, OSError, TooMuch."""
+        first_id = self.uids.first_of_range if os.geteuid() == 0 else None
+        rules = LayerRules(re.compile(dropped), re.compile(merged), _mark(), first_id)
+        with self._folders() as (upper, lowers):
+            return save_layer(upper, folder, lowers, rules)
+
     def _difference(self) -> Difference:
-        opaque = OPAQUE if os.geteuid() == 0 else OPAQUE_OF_USERS
+        with self._folders() as (upper, lowers):
+            return walk(upper, lowers=lowers, opaque=_mark())
+
+    @contextmanager
+    def _folders(self) -> Iterator[tuple[int, list[int]]]:
+        """Descriptors of what it wrote, and of what lies below. Raises SandboxLostError, OSError."""
         with self.written() as upper, ExitStack() as stack:
             lowers: list[int] = []
             for folder in self.lowers:
                 lowers.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
                 stack.callback(os.close, lowers[-1])
-            return walk(upper, lowers=lowers, opaque=opaque)
+            yield upper, lowers
 
     @contextmanager
     def written(self) -> Iterator[int]:
@@ -120,3 +134,8 @@ class OciSandbox(ContainerSandbox):
             return any(int(line.split()[1]) > 0 for line in lines if line.startswith("oom_kill "))
         except (OSError, ValueError, IndexError):
             return False
+
+
+def _mark() -> str:
+    """The attribute of folders that hide what lies below."""
+    return OPAQUE if os.geteuid() == 0 else OPAQUE_OF_USERS

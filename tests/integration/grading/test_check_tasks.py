@@ -113,7 +113,8 @@ async def test_each_fault_of_a_task_is_found_and_named(home: Path) -> None:
         "service": ["it needs a service left running: its own solution gets 1 only where that still runs"],
         "network": [
             "it needs a network, to be solved or graded (Could not resolve): its own solution gets 0, "
-            "and must get 1; curl: (6) Could not resolve host: x"
+            "and must get 1; curl: (6) Could not resolve host: x; --env.grader_network lets its tests fetch once "
+            "what they need"
         ],
         "failing": [f"its own solution gets 0, and must get 1; solve.sh ended with 3: no such thing; {MISSING}"],
         "delivered": [],

@@ -16,6 +16,7 @@ from orchestrator.types.grading import (
     TestResult,
 )
 from orchestrator.types.groups import Group, Member, Score, TokenSource, Trajectory, is_solved
+from orchestrator.types.healthcheck import Healthcheck
 from orchestrator.types.messages import (
     Call,
     Message,
@@ -82,6 +83,7 @@ __all__ = [
     "Grader",
     "GraderKind",
     "Group",
+    "Healthcheck",
     "LeftOut",
     "Limits",
     "MainLine",

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.types.healthcheck import Healthcheck
+
 # A command whose exit code says it; the agent's program, run once for each case; Harbor's tests/test.sh.
 GraderKind = Literal["command", "io", "harbor"]
 # Which part of the agent's state is graded: what the task declares; the folders in which the solution leaves its
@@ -55,8 +57,9 @@ class Grader:
     image has them), and at /solution where the task's own solution is tried. `command`: of `command`, what is run;
     of `io`, the agent's program. `image`, `dockerfile`: as a Task's, of a grader that has one of its own; None:
     the task's. `declared`: absolute paths of the agent's state that are graded, without others; None: the task
-    does not say it. `user`, `cwd`, `environment`: of its processes; None: the task's; an empty `cwd`: its image's.
-    `checked`: what is known of it; None: nothing.
+    does not say it. `user`, `cwd`, `environment`: of its
+    processes; None: the task's; an empty `cwd`: its image's. `healthcheck`: what is run first in its sandbox too;
+    whether it succeeds is for the tests to find. `checked`: what is known of it; None: nothing.
     """
 
     kind: GraderKind
@@ -73,6 +76,7 @@ class Grader:
     environment: Mapping[str, str] = field(default_factory=dict)
     solution: str | None = None
     solution_environment: Mapping[str, str] = field(default_factory=dict)
+    healthcheck: Healthcheck | None = None
     checked: Checked | None = None
 
 

@@ -96,13 +96,10 @@ class TaskChecker:
             return replace(found, failures=("it has no solution/solve.sh: nobody knows whether it can be solved",))
         if self._task.healthcheck is not None:
             self._set_up = await self._changed_by_healthcheck()
-        grades: list[Grade] = []
-        solved: list[float | None] = []
-        for _ in range(_TRIES):
-            grades.append(await self._played(self._solve(self._solution), self._task, learns=True))
-            solved.append(self._reward(grades[-1]))
-            if solved[-1] != 1:
-                break
+        grades, solved = await self._solved(self._solution, named_suffice=bool(self._grader.named))
+        if solved[-1] != 1 and self._grader.named:
+            self._last = ""
+            grades, solved = await self._solved(self._solution, named_suffice=False)
         found = replace(found, solution=tuple(solved))
         if solved[-1] != 1:
             return await self._unsolved(found, grades[-1])
@@ -118,6 +115,19 @@ class TaskChecker:
         return await self._cheated(found, grades[-1])
 
     # ------------------------------------------------------------ the solution
+
+    async def _solved(self, solution: str, *, named_suffice: bool) -> tuple[list[Grade], list[float | None]]:
+        """The grades of its tries and their rewards, up to the first that is not 1. `named_suffice`: nothing but
+        what the task names is graded."""
+        self._checked = replace(self._checked, named_suffice=named_suffice)
+        grades: list[Grade] = []
+        solved: list[float | None] = []
+        for _ in range(_TRIES):
+            grades.append(await self._played(self._solve(solution), self._task, learns=True))
+            solved.append(self._reward(grades[-1]))
+            if solved[-1] != 1:
+                break
+        return grades, solved
 
     def _solve(self, solution: str) -> Command:
         task, grader = self._task, self._grader
@@ -200,7 +210,9 @@ class TaskChecker:
                 "writes its own reward" if (found.delivered or 0) > found.floor else "could write its own reward"
             )
             warnings.append(f"delivered code runs beside the tests and {gets}")
-        if self._checked.scope is None and self._grader.declared is None:
+        if self._grader.named and not self._checked.named_suffice:
+            warnings.append("its artifacts are not all of its work: its solution needs more to be graded")
+        if self._checked.scope is None and self._grader.declared is None and not self._checked.named_suffice:
             warnings.append("its solution changes too much for a scope of its own: the whole state is graded")
         return replace(found, failures=failures, warnings=tuple(warnings))
 

@@ -181,6 +181,7 @@ def _grader(config: TaskConfig, folder: TaskFolder) -> Grader:
         timeout_s=verifier.timeout_sec or 600.0,
         dockerfile=dockerfile,
         declared=_declared(config) if separate else None,
+        named=_declared(config) if config.artifacts and not separate else (),
         collect=tuple(
             Collect(one.command, one.timeout_sec, None if one.user is None else str(one.user))
             for one in verifier.collect

@@ -125,7 +125,7 @@ def test_without_a_solution_there_is_none(tmp_path: Path) -> None:
     assert task.grader.solution is None
 
 
-def test_artifacts_are_what_is_graded_where_the_verifier_gets_no_more(tmp_path: Path) -> None:
+def test_artifacts_are_what_is_graded_where_the_verifier_gets_no_more_or_needs_none(tmp_path: Path) -> None:
     text = 'artifacts = ["/app/log"]\n'
     shared, separate = (
         only(a_task(tmp_path / "s", text + more)).grader
@@ -133,8 +133,11 @@ def test_artifacts_are_what_is_graded_where_the_verifier_gets_no_more(tmp_path: 
     )
     assert shared is not None
     assert separate is not None
-    assert shared.declared is None
-    assert separate.declared == ("/logs/artifacts", "/app/log")
+    assert (shared.declared, shared.named) == (None, ("/logs/artifacts", "/app/log"))
+    assert (separate.declared, separate.named) == (("/logs/artifacts", "/app/log"), ())
+    nothing = only(a_task(tmp_path / "n")).grader
+    assert nothing is not None
+    assert (nothing.declared, nothing.named) == (None, ())
 
 
 def test_a_verifier_has_its_own_image_tests_and_environment(tmp_path: Path) -> None:

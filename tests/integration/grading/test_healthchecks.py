@@ -43,7 +43,7 @@ user = "1234"
 user = "1234"
 """
 SICK = '[environment.healthcheck]\ncommand = "echo no database >&2; exit 3"\ninterval_sec = 0\n'
-DOCKERFILE = "FROM far.example/base:1\nRUN mkdir -m 777 /app\nWORKDIR /app\n"
+DOCKERFILE = "FROM far.example/base:1\nRUN mkdir /app && chown 1234 /app\nWORKDIR /app\n"
 TEST = f"""#!/bin/sh
 grep -q done out && python3 -c "{ASKS}" && r=1 || r=0
 echo $r > /logs/verifier/reward.txt
@@ -75,7 +75,7 @@ for pid in filter(str.isdecimal, os.listdir('/proc')):
         seen[pid] = [os.readlink(f'/proc/{pid}/fd/{fd}') for fd in os.listdir(f'/proc/{pid}/fd')]
     except OSError:
         pass
-seen.pop(str(os.getpid()))
+seen.pop(str(os.getpid()), None)
 final_answer(json.dumps(seen))
 """
 
@@ -121,7 +121,7 @@ async def test_the_agent_finds_what_it_set_up_and_has_no_power_over_it(home: Pat
     assert not ended.traceback, ended
     attempts = {line["task_id"]: line for line in lines(home / "run" / "rollouts.jsonl")}
     healthy = attempts["healthy"]
-    assert healthy["outcome"] == "finished", healthy["reason"]
+    assert healthy["outcome"] == "finished", str([step["error"] for step in healthy["steps"]])[:900]
     assert json.loads(healthy["answer"]) == {
         "who": "0 in /app, of the task",
         "as": 1234,
@@ -131,11 +131,14 @@ async def test_the_agent_finds_what_it_set_up_and_has_no_power_over_it(home: Pat
         "runs": "PermissionError",
     }
     assert (healthy["grade"]["rewards"], healthy["grade"]["flags"]) == ({"reward": 1.0}, [])
+    assert attempts["root"]["outcome"] == "finished", str([step["error"] for step in attempts["root"]["steps"]])[
+        :900
+    ]
     of_others = json.loads(attempts["root"]["answer"])
     held = [target for targets in of_others.values() for target in targets]
     assert len(of_others) == 2, "the service, and what reads its output"
     assert not [target for target in held if target.startswith("/") and target != "/dev/null"], of_others
-    assert [target for target in held if target.startswith("socket:")].__len__() == 1, "where it listens"
+    assert [target for target in held if target.startswith("socket:")] != [], "where it listens"
     sick = attempts["sick"]
     why = "its healthcheck failed, 3 of 3 times; the last time it ended with 3 and printed: no database"
     assert (sick["outcome"], sick["reason"], sick.get("score")) == ("bad_task", why, None)

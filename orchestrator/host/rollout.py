@@ -55,6 +55,7 @@ async def run_rollout(
         resources.leases.add(lease)
         try:
             unhealthy = await _unhealthy(lease, box.sandbox)
+            healthy_s = loop.time() - launch_start - launch_s
             ending = unhealthy or await _ending(lease, box.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
             awaited = lease.completions.awaited
@@ -78,6 +79,7 @@ async def run_rollout(
             cpu_s=cpu_s,
             notes=(
                 *plan.task.notes,
+                *((f"its healthcheck took {healthy_s:.1f} s",) if plan.task.healthcheck else ()),
                 *((SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else ()),
                 *trouble,
             ),

@@ -134,6 +134,7 @@ async def test_the_agent_finds_what_it_set_up_and_has_no_power_over_it(home: Pat
     assert attempts["root"]["outcome"] == "finished", str([step["error"] for step in attempts["root"]["steps"]])[
         :900
     ]
+    assert any(note.startswith("its healthcheck took ") for note in healthy["notes"])
     of_others = json.loads(attempts["root"]["answer"])
     held = [target for targets in of_others.values() for target in targets]
     assert len(of_others) == 2, "the service, and what reads its output"

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or ""),
 ]
-TOML = '[environment]\ndocker_image = "far.example/base:1"\nworkdir = "/app"\n'
+TOML = '[environment]\ndocker_image = "far.example/base:1"\nworkdir = "/srv"\n'
 SOLVE = "#!/bin/sh\necho right > answer; echo seen > notes\n"
 TEST = '#!/bin/sh\n[ "$(cat answer)" = right ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n'
 
@@ -34,7 +34,7 @@ def home() -> Iterator[Path]:
 
 async def test_artifacts_are_the_scope_if_the_solution_needs_no_more(home: Path) -> None:
     base = (await ensure_image(progress=print)).tag
-    for name, artifacts in {"enough": '"/app/answer"', "too little": '"/app/notes"', "none": ""}.items():
+    for name, artifacts in {"enough": '"/srv/answer"', "too little": '"/srv/notes"', "none": ""}.items():
         a_task(
             home / "tasks" / name,
             f"artifacts = [{artifacts}]\n{TOML}",

@@ -1,4 +1,5 @@
-"""The line between pid 1 and the runner: requests for a fresh worker or for its files, news of its end.
+"""The line between pid 1 and the runner: requests for a fresh worker, for its files or for a healthcheck, news of
+its end.
 
 One message per packet; news is JSON. A fresh worker's pipes travel with the message that announces it.
 The runner inherits the line by fork; the worker closes its copy at its start.
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from rollout_api.v1 import sandbox_pb2 as pb
 
 _MAX_MESSAGE_BYTES = 4096
+_MAX_REQUEST_BYTES = 192 << 10  # a healthcheck and its variables have at most 112 KiB
 _REPLACE = b"replace"
 _COLLECT = b"collect "  # and the limits
+_CHECK = b"check "  # and an assignment that says what and where
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,13 @@ class WorkerEnded:
 @dataclass(frozen=True, slots=True)
 class OutputBegun:
     """The worker is dead, and its files come through this pipe."""
+
+    pipe: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckBegun:
+    """The healthcheck is run, and what came of it comes through this pipe."""
 
     pipe: int
 
@@ -76,13 +86,15 @@ class _End:
 
 
 class SupervisorEnd(_End):
-    def request(self) -> pb.OutputLimits | None:
-        """Reads one request; None: the runner asks for a fresh worker. Raises ControlLost."""
-        request = self._line.recv(_MAX_MESSAGE_BYTES)
+    def request(self) -> pb.OutputLimits | pb.Assignment | None:
+        """Reads one request: for files, for a healthcheck; None: for a fresh worker. Raises ControlLost."""
+        request = self._line.recv(_MAX_REQUEST_BYTES)
         if not request:
             raise ControlLost
         if request == _REPLACE:
             return None
+        if request.startswith(_CHECK):
+            return pb.Assignment.FromString(request.removeprefix(_CHECK))
         return pb.OutputLimits.FromString(request.removeprefix(_COLLECT))
 
     def announce_start(self, number: int, pipes: Sequence[int]) -> None:
@@ -92,6 +104,10 @@ class SupervisorEnd(_End):
     def announce_output(self, pipe: int) -> None:
         """Hands over the pipe the files come through."""
         self._send(json.dumps({"output": True}).encode(), [pipe])
+
+    def announce_check(self, pipe: int) -> None:
+        """Hands over the pipe through which the healthcheck says what came of it."""
+        self._send(json.dumps({"check": True}).encode(), [pipe])
 
     def announce_end(self, number: int, status: int) -> None:
         self._send(json.dumps({"ended": number, "status": status}).encode())
@@ -106,7 +122,12 @@ class RunnerEnd(_End):
         """Pid 1 kills all that is left of the worker and sends its files."""
         self._send(_COLLECT + limits.SerializeToString())
 
-    def receive(self) -> WorkerStarted | WorkerEnded | OutputBegun:
+    def ask_for_healthcheck(self, assignment: pb.Assignment) -> None:
+        """Pid 1 has the healthcheck run, beside the worker. Of the assignment it, the working directory and the
+        variables are read."""
+        self._send(_CHECK + assignment.SerializeToString())
+
+    def receive(self) -> WorkerStarted | WorkerEnded | OutputBegun | CheckBegun:
         """The next piece of news. Raises ControlLost."""
         try:
             message, fds, _, _ = socket.recv_fds(self._line, _MAX_MESSAGE_BYTES, 3)
@@ -119,5 +140,7 @@ class RunnerEnd(_End):
             return WorkerEnded(news["ended"], news["status"])
         if "output" in news:
             return OutputBegun(fds[0])
+        if "check" in news:
+            return CheckBegun(fds[0])
         commands, frames, output = fds
         return WorkerStarted(news["started"], commands, frames, output)

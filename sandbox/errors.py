@@ -81,7 +81,7 @@ class EpisodeCrashed(EpisodeEnd):
 
 
 class PlaceUnusable(EpisodeEnd):
-    """Code cannot work in the directory that the task names; `str(error)` says why."""
+    """Code cannot work in the directory that the task names, or its healthcheck fails; `str(error)` says why."""
 
 
 class SupervisorGone(EpisodeEnd):

@@ -111,7 +111,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One rollout: what to solve and under which rules. `output` None: no files are asked for."""
+    """One rollout: what to solve and under which rules. `healthcheck`: what has to succeed before the agent
+    begins, and where it is run; None: nothing. `output` None: no files are asked for."""
 
     question: str
     agent: AgentSettings
@@ -120,6 +121,7 @@ class Assignment:
     sandbox_tools: Sequence[SandboxTool] = ()
     program: Sequence[pb.ProgramFile] = ()
     place: Place = Place()
+    healthcheck: pb.Assignment | None = None
     output: pb.OutputLimits | None = None
 
 

@@ -51,6 +51,10 @@ _NETWORK = re.compile(
 _LIVE = f'{_SOLVE} > /dev/null 2>&1 < /dev/null; cd "$1" && shift && exec "$@"'
 
 
+class Unhealthy(Exception):
+    """The task's healthcheck fails in a sandbox of its own image; `str(error)` says how."""
+
+
 class TaskChecker:
     """Of one task. `task`: its tests are laid into a layer. `score`: of a grade; raises ScorerError. `solution`,
     `library`: layers with the task's solution and with what the panel preloads; None: there is none. `solve_s`:
@@ -78,6 +82,7 @@ class TaskChecker:
         self._layer: str | None = None  # where the one that it made is
         self._checked = Checked()
         self._differences: list[Difference] = []
+        self._set_up: frozenset[Change] = frozenset()  # by the task's healthcheck
         self._last = ""  # why the last grade is not what it should be
         self._solving = ""  # how the solution ended, if it failed
         self._no_start = ""  # why a command could not be started
@@ -85,7 +90,10 @@ class TaskChecker:
     async def check(self) -> TaskCheck:
         """Raises RolloutError where it is this machine that fails: nothing is known of the task then."""
         began = time.monotonic()
-        found = await self._check()
+        try:
+            found = await self._check()
+        except Unhealthy as error:
+            found = TaskCheck(self._content, failures=(str(error),))
         duration_s = round(time.monotonic() - began, 1)
         return replace(found, checked=self._checked, dry_run=self._dry_run, duration_s=duration_s)
 
@@ -93,6 +101,8 @@ class TaskChecker:
         found = TaskCheck(self._content)
         if self._solution is None:
             return replace(found, failures=("it has no solution/solve.sh: nobody knows whether it can be solved",))
+        if self._task.healthcheck is not None:
+            self._set_up = await self._changed_by_healthcheck()
         grades = await self._solved(self._solution)
         if self._reward(grades[-1]) != 1 and self._dry_runs is not None and self._grader.kind != "io":
             await self._fetch(self._dry_runs)
@@ -114,11 +124,17 @@ class TaskChecker:
     # ------------------------------------------------------------ the solution
 
     async def _solved(self, solution: str) -> list[Grade]:
-        """The grades of its tries; the last is the first that does not get 1."""
-        self._last = self._solving = self._no_start = ""
+        """The grades of its tries; the last is the first that does not get 1. Where the files that the task names
+        are not enough for it, all that is in scope is graded."""
         grades: list[Grade] = []
-        while len(grades) < _TRIES and not (grades and self._reward(grades[-1]) != 1):
-            grades.append(await self._played(self._solve(solution), self._task, learns=True))
+        for named_suffice in (True, False) if self._grader.named else (False,):
+            self._checked = replace(self._checked, named_suffice=named_suffice)
+            self._last = self._solving = self._no_start = ""
+            grades = []
+            while len(grades) < _TRIES and not (grades and self._reward(grades[-1]) != 1):
+                grades.append(await self._played(self._solve(solution), self._task, learns=True))
+            if self._reward(grades[-1]) == 1:
+                break
         return grades
 
     async def _fetch(self, dry_runs: DryRuns) -> None:
@@ -133,7 +149,14 @@ class TaskChecker:
         task, grader = self._task, self._grader
         environment = {**task.environment, **grader.solution_environment}
         place = task.cwd or WORKSPACE_DIR
-        return Command((_SOLVE,), self._solve_s, place, environment, programs=(_SOLVE,), layers=(solution,))
+        command = Command((_SOLVE,), self._solve_s, place, environment, programs=(_SOLVE,), layers=(solution,))
+        return replace(command, healthcheck=task.healthcheck)
+
+    async def _changed_by_healthcheck(self) -> frozenset[Change]:
+        """Before anybody works there: none of it is the solution's."""
+        async with self._launcher.run(self._spec, nothing := self._script("exit 0")) as box:
+            demand_healthy(await end_of(box, nothing.longest_s + MARGIN_S))
+            return frozenset((await box.changes() or Difference()).changes)
 
     async def _unsolved(self, found: TaskCheck, graded: Grade) -> TaskCheck:
         assert self._solution is not None
@@ -167,11 +190,14 @@ class TaskChecker:
             timeout_s=command.timeout_s + self._solve_s,
         )
         async with self._launcher.run(grading_spec(self._spec, grader), both) as box:
-            end = await end_of(box, both.timeout_s + MARGIN_S)
+            end = await end_of(box, both.longest_s + MARGIN_S)
             return self._reward(await asyncio.to_thread(read_grade, box, grader, end))
 
     def _learn(self, difference: Difference) -> None:
         """The scope is that of all tries: names may be drawn anew in each."""
+        changes = tuple(change for change in difference.changes if change not in self._set_up)
+        less = len(difference.changes) - len(changes)
+        difference = replace(difference, changes=changes, count=difference.count - less)
         self._differences.append(difference)
         scopes = [scope_of(one) for one in self._differences]
         whole = None in scopes
@@ -204,7 +230,9 @@ class TaskChecker:
                 "writes its own reward" if (found.delivered or 0) > found.floor else "could write its own reward"
             )
             warnings.append(f"delivered code runs beside the tests and {gets}")
-        if self._checked.scope is None and self._grader.declared is None:
+        if self._grader.named and not self._checked.named_suffice:
+            warnings.append("its artifacts are not all of its work: its solution needs more to be graded")
+        if self._checked.scope is None and self._grader.declared is None and not self._checked.named_suffice:
             warnings.append("its solution changes too much for a scope of its own: the whole state is graded")
         return replace(found, failures=failures, warnings=tuple(warnings))
 
@@ -223,9 +251,8 @@ class TaskChecker:
     def _script(self, script: str) -> Command:
         layers = () if self._library is None else (self._library,)
         argv = ("/bin/sh", "-c", script)
-        return Command(
-            argv, _POLICY_S, self._task.cwd or WORKSPACE_DIR, dict(self._task.environment), layers=layers
-        )
+        place, environment = self._task.cwd or WORKSPACE_DIR, dict(self._task.environment)
+        return Command(argv, _POLICY_S, place, environment, layers=layers, healthcheck=self._task.healthcheck)
 
     # ------------------------------------------------------------ one try
 
@@ -237,7 +264,8 @@ class TaskChecker:
         for tries_left in reversed(range(_SANDBOX_TRIES)):
             try:
                 async with self._launcher.run(self._spec, command) as box:
-                    end = await end_of(box, command.timeout_s + MARGIN_S)
+                    end = await end_of(box, command.longest_s + MARGIN_S)
+                    demand_healthy(end)
                     if end.error:
                         self._no_start = f"{command.argv[0]} cannot be run: {end.error}"
                     if learns:
@@ -262,6 +290,12 @@ class TaskChecker:
         except ScorerError as error:
             self._last = self._last or str(error)
             return None
+
+
+def demand_healthy(end: CommandEnd) -> None:
+    """Raises Unhealthy."""
+    if end.unhealthy:
+        raise Unhealthy(end.unhealthy)
 
 
 def scope_of(difference: Difference) -> tuple[str, ...] | None:

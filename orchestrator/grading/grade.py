@@ -83,12 +83,16 @@ async def _collected(
     states: tuple[StatefulSandbox, ...] = () if state is None else (state,)
     for collect in grader.collect:
         command = Command(
-            ("/bin/sh", "-c", collect.command), collect.timeout_s, task.cwd or WORKSPACE_DIR, task.environment
+            ("/bin/sh", "-c", collect.command),
+            collect.timeout_s,
+            task.cwd or WORKSPACE_DIR,
+            task.environment,
+            healthcheck=task.healthcheck,
         )
         user = spec.user if collect.user is None else collect.user
         over = State(states) if states else None
         box = await stack.enter_async_context(launcher.run(replace(spec, user=user, preload=()), command, over))
-        await end_of(box, collect.timeout_s + MARGIN_S)
+        await end_of(box, command.longest_s + MARGIN_S)
         states = (box, *states)
     return states
 
@@ -124,8 +128,9 @@ async def _graded(
 ) -> Grade:
     """Raises RolloutError."""
     layer = State(states, scope.kept, scope.dropped, scope.merged) if states else None
-    async with launcher.run(spec, command_of(task, grader), layer) as box:
-        end = await end_of(box, grader.timeout_s + MARGIN_S)
+    command = command_of(task, grader)
+    async with launcher.run(spec, command, layer) as box:
+        end = await end_of(box, command.longest_s + MARGIN_S)
         cpu_s = await box.cpu_s()
         read = await asyncio.to_thread(read_grade, box, grader, end)
     return replace(read, scope=scope.scope, kept=scope.paths, duration_s=end.duration_s, cpu_s=cpu_s)
@@ -153,6 +158,7 @@ def command_of(task: Task, grader: Grader) -> Command:
         cwd=cwd,
         environment=environment,
         layers=tuple(folder for folder in layers if folder is not None),
+        healthcheck=grader.healthcheck,
     )
     if grader.kind == "harbor":
         return replace(common, programs=(TEST_SCRIPT,))
@@ -174,6 +180,7 @@ def _read(box: CommandSandbox, grader: Grader, end: CommandEnd) -> Grade:
     with box.written() as top, LeftBehind(top) as left:
         stdout, stderr = (log_of(left, f"test-{name}.txt") for name in ("stdout", "stderr"))
         flags = [f"{end.left} {LEFT_RUNNING}"] if end.left else []
+        flags += [f"while it was graded, {end.unhealthy}"] if end.unhealthy else []
         if grader.kind == "io":
             tests = case_results(left, grader.cases)
             rewards = Rewards(_of_cases(tests), CASES)

@@ -1,9 +1,9 @@
 """Which part of an agent's state is graded. Pure.
 
-What a task declares is kept, and nothing else. Where it declares nothing, but its own solution is known to leave
-its work in some folders (`check-tasks`), those are kept. Else all is kept but for the places through which the
-tests themselves could be taken over: programs, libraries, start files of shells, Python and git, and settings of
-pytest.
+What a task declares is kept, and nothing else. So it is where a task only names what the agent's work is, and its
+own solution is known to need no more (`check-tasks`). Else, where the solution is known to leave its work in some
+folders, those are kept. Else all is kept but for the places through which the tests themselves could be taken
+over: programs, libraries, start files of shells, Python and git, and settings of pytest.
 """
 
 import re
@@ -64,6 +64,8 @@ def in_scope(grader: Grader) -> InScope:
     if grader.declared is not None:
         return InScope("declared", outermost(grader.declared), "")
     spared = _but_for(() if checked is None else checked.takeovers)
+    if checked is not None and checked.named_suffice and grader.named:
+        return InScope("declared", outermost(grader.named), spared)
     if checked is not None and checked.scope is not None and "/" not in checked.scope:
         return InScope("solution", outermost(checked.scope), spared)
     return InScope("whole", None, spared, MERGED)

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from time import time
 
-from orchestrator.errors import RolloutError
+from orchestrator.errors import RolloutError, SandboxLostError
 from orchestrator.grading.grade import grade
 from orchestrator.host.base import Provision
 from orchestrator.host.resources import Resources
@@ -20,6 +20,7 @@ from orchestrator.types import Attempt, Difference, Ended, Output, Record, Rollo
 log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT_S = 60.0  # for sending the files a rollout left; the rollout's own clock runs no more
+HEALTHY_MARGIN_S = 60.0  # for what stands between the sandbox's own limit of a healthcheck and here
 CHANGES_LIMIT_S = 30.0  # for reading what it changed of its root
 NO_MORE = Provision()
 _DEADLINE = object()
@@ -53,7 +54,9 @@ async def run_rollout(
         box.server.assign(lease)
         resources.leases.add(lease)
         try:
-            ending = await _ending(lease, box.sandbox)
+            unhealthy = await _unhealthy(lease, box.sandbox)
+            healthy_s = loop.time() - launch_start - launch_s
+            ending = unhealthy or await _ending(lease, box.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
             awaited = lease.completions.awaited
             await lease.stop()  # nothing comes on record while the files are sent
@@ -76,6 +79,7 @@ async def run_rollout(
             cpu_s=cpu_s,
             notes=(
                 *plan.task.notes,
+                *((f"its healthcheck took {healthy_s:.1f} s",) if plan.task.healthcheck else ()),
                 *((SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else ()),
                 *trouble,
             ),
@@ -92,6 +96,20 @@ async def run_rollout(
                 graded = await grade(plan.task, plan.sandbox, resources.launcher, box.sandbox)
             record = replace(record, grade=graded)
     return Attempt(plan, replace(record, answer=answer), outcome)
+
+
+async def _unhealthy(lease: Lease, sandbox: Sandbox) -> Ending | None:
+    """Waits for the task's healthcheck, before the rollout's clock and deadline run. None: it has succeeded, or
+    there is none. Else what ended the rollout: nothing of a policy's was in the sandbox."""
+    if (healthcheck := lease.plan.task.healthcheck) is None:
+        return None
+    limit_s = healthcheck.longest_s + HEALTHY_MARGIN_S
+    late = ran(limit_s, SandboxLostError(f"the healthcheck did not end within {limit_s:g} s"))
+    try:
+        ending = await first_of(lease.ended(), lease.clock.started(), standstill(), sandbox.exited(), late)
+    except RolloutError as error:
+        return error
+    return stood_still(ending) if isinstance(ending, float) else ending
 
 
 async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:

@@ -7,7 +7,7 @@ from pathlib import Path
 from socket import socket
 from typing import Protocol, runtime_checkable
 
-from orchestrator.types import Confinement, Difference, SandboxExit, SandboxSpec
+from orchestrator.types import Confinement, Difference, Healthcheck, SandboxExit, SandboxSpec
 
 NO_COMMANDS = "what an agent left is graded in a sandbox of the launcher oci: --env.launcher oci"
 
@@ -65,6 +65,7 @@ class Command:
     `environment`: on top of the image's. `programs`: files that are made executable first. `layers`: absolute
     paths of folders that are laid over everything, top first. `inputs`: arguments and standard input of each run;
     none: it is run once, and nobody types. `timeout_s`: of each run. `network`: None: there is nothing to reach.
+    `healthcheck`: is run first; whatever becomes of it, the command follows.
     """
 
     argv: tuple[str, ...]
@@ -75,6 +76,13 @@ class Command:
     layers: tuple[str, ...] = ()
     inputs: tuple[tuple[tuple[str, ...], str], ...] = ()
     network: Network | None = None
+    healthcheck: Healthcheck | None = None
+
+    @property
+    def longest_s(self) -> float:
+        """That all of it can take."""
+        before_s = 0.0 if self.healthcheck is None else self.healthcheck.longest_s
+        return before_s + self.timeout_s * max(1, len(self.inputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +104,14 @@ class State:
 @dataclass(frozen=True, slots=True)
 class CommandEnd:
     """How a command ended. `status`: its exit code, or minus the number of the signal that ended it; None: it did
-    not end in its time. `left`: how many processes it left running. `error`: why it could not be started."""
+    not end in its time. `left`: how many processes it left running. `error`: why it could not be started.
+    `duration_s`: without its healthcheck. `unhealthy`: why that failed; empty: it succeeded, or there is none."""
 
     status: int | None
     left: int
     error: str
     duration_s: float
+    unhealthy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,18 @@ class OwnClock:
         self._sampling = _Span()
         self._stood_s = 0.0  # in which this process did not run: it could not serve the sandbox
         self._changed = asyncio.Event()
+        self._begun = asyncio.Event()
 
     def start(self) -> None:
-        """Starts counting."""
-        self._started = asyncio.get_running_loop().time()
-        self._changed.set()
+        """Starts counting. Idempotent."""
+        if self._started is None:
+            self._started = asyncio.get_running_loop().time()
+            self._begun.set()
+            self._changed.set()
+
+    async def started(self) -> None:
+        """Waits for the start."""
+        await self._begun.wait()
 
     @property
     def elapsed_s(self) -> float:

@@ -1,6 +1,7 @@
 """The RPCs of one sandbox. Each waits its turn, checks the lease and converts between `wire` and `lease`.
 
-Park also sends the assignment with its attachments and starts the rollout's clock. A flood of calls, or more bytes
+Park also sends the assignment with its attachments. The rollout's clock starts with it, or when the sandbox says
+that the task's healthcheck has succeeded. A flood of calls, or more bytes
 than allowed, ends the lease. Requests arrive as bytes: `wire` checks them before they are parsed.
 """
 
@@ -107,7 +108,12 @@ class SandboxService(grpc.GenericRpcHandler):
                 lease.refuse("bad_task", f"attachment {attachment.name!r} cannot be read: {error.strerror}")
                 await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "the task cannot be sent")
         yield pb.ParkResponse(start=pb.Start())
-        lease.clock.start()
+        if task.healthcheck is None:
+            lease.clock.start()
+
+    async def ReportHealthy(self, request: bytes, context: Context) -> pb.ReportHealthyResponse:
+        (await self._lease(context, len(request))).clock.start()
+        return pb.ReportHealthyResponse()
 
     async def Complete(self, request: bytes, context: Context) -> pb.CompleteResponse:
         lease = await self._lease(context, len(request))
@@ -172,6 +178,7 @@ class SandboxService(grpc.GenericRpcHandler):
 
 _METHODS: Mapping[str, tuple[Callable[..., Handler], type[Message]]] = {
     "Park": (grpc.unary_stream_rpc_method_handler, pb.ParkResponse),
+    "ReportHealthy": (grpc.unary_unary_rpc_method_handler, pb.ReportHealthyResponse),
     "Complete": (grpc.unary_unary_rpc_method_handler, pb.CompleteResponse),
     "AbandonCompletion": (grpc.unary_unary_rpc_method_handler, pb.AbandonCompletionResponse),
     "CallTool": (grpc.unary_unary_rpc_method_handler, pb.CallToolResponse),

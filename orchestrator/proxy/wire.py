@@ -25,6 +25,7 @@ from orchestrator.types import (
     Call,
     CompletionKind,
     Confinement,
+    Healthcheck,
     Message,
     Mount,
     RequestNotes,
@@ -35,7 +36,7 @@ from orchestrator.types import (
     Wishes,
 )
 
-CONTRACT = 8
+CONTRACT = 9
 MAX_OUTPUT_PIECE_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
@@ -167,7 +168,20 @@ def assignment(
         program=[pb.ProgramFile(path=file.path, content=file.content) for file in equipment.program],
         working_directory=task.cwd or "",
         environment=task.environment,
+        healthcheck=None if task.healthcheck is None else _healthcheck(task.healthcheck),
         output=None if output is None else pb.OutputLimits(max_files=output.max_files, max_bytes=output.max_bytes),
+    )
+
+
+def _healthcheck(healthcheck: Healthcheck) -> pb.Healthcheck:
+    return pb.Healthcheck(
+        command=healthcheck.command,
+        interval=_duration(healthcheck.interval_s),
+        timeout=_duration(healthcheck.timeout_s),
+        start_period=_duration(healthcheck.start_period_s),
+        start_interval=_duration(healthcheck.start_interval_s),
+        retries=healthcheck.retries,
+        as_root=healthcheck.as_root,
     )
 
 

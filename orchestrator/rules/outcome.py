@@ -5,7 +5,7 @@
 | a result: final answer | `finished`; `invalid_answer` unless it is UTF-8 text of at most 64 KiB |
 | a result: steps used up, no answer | `max_steps`, `no_answer` |
 | a result: the worker was killed for memory three times | `out_of_memory` |
-| a result: the task's place cannot be had | `bad_task`, or see below |
+| a result: the task's place cannot be had, or its healthcheck fails | `bad_task`, or see below |
 | a result: the runner broke; or the container ended without a result | see below |
 | the proxy refused to serve on | the name it gave: `budget`, `context_length`, `max_steps`, `timeout`, |
 |  | `no_answer`, `llm_error`, `tool_error`, `bad_task`, `record_error` |
@@ -19,7 +19,7 @@ pages on purpose.
 A sandbox that crashes before its first completion ran none of the model's code: `sandbox_lost`. After that, a
 crash counts as the policy's doing, and no policy can earn another try by it: `out_of_memory` if the kernel killed
 pid 1 or the runner for memory, else `sandbox_crashed`.
-For the same reason a sandbox is believed that the task's place cannot be had only before its first completion.
+For the same reason a sandbox is believed that the task is to blame only before its first completion.
 An exit code alone proves nothing: `os._exit(0)` gives 0, any kill gives 137, and the Engine's OOM flag is also set
 if only a child was killed and the container exited later by itself.
 Nothing is scored without a sampled token: then `context_length` becomes `bad_task`. A program without a completion

@@ -20,8 +20,9 @@ def content_of(task: Task) -> str:
     assert grader is not None, "a task without a grader is not checked"
     folders = [_folder_of(task.dockerfile), task.workspace, grader.tests, grader.solution]
     folders += [_folder_of(grader.dockerfile)]
-    bare = replace(grader, tests=None, solution=None, dockerfile=None, checked=None)
-    row = asdict(replace(task, dockerfile=None, workspace=None, grader=bare, attachments=(), source="", notes=()))
+    bare = replace(grader, tests=None, solution=None, dockerfile=_image_of(grader.dockerfile), checked=None)
+    own = replace(task, dockerfile=_image_of(task.dockerfile), workspace=None, grader=bare)
+    row = asdict(replace(own, attachments=(), source="", notes=()))
     files = [(one.name, one.size_bytes) for one in task.attachments]
     digest = hashlib.sha256(json.dumps([row, files], sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
     for folder in folders:
@@ -32,7 +33,12 @@ def content_of(task: Task) -> str:
 
 
 def _folder_of(dockerfile: str | None) -> str | None:
-    return None if dockerfile is None else os.path.dirname(dockerfile)
+    return os.path.dirname(dockerfile) if dockerfile is not None and _image_of(dockerfile) is None else None
+
+
+def _image_of(dockerfile: str | None) -> str | None:
+    """`FROM` and the name of an image; None: it is a file."""
+    return None if dockerfile is None or dockerfile.startswith("/") else dockerfile
 
 
 def _feed(source: Path, digest: Any) -> None:

@@ -17,6 +17,7 @@ from orchestrator.types.grading import (
     TestResult,
 )
 from orchestrator.types.groups import Group, Member, Score, TokenSource, Trajectory, is_solved
+from orchestrator.types.healthcheck import Healthcheck
 from orchestrator.types.messages import (
     Call,
     Message,
@@ -84,6 +85,7 @@ __all__ = [
     "Grader",
     "GraderKind",
     "Group",
+    "Healthcheck",
     "LeftOut",
     "Limits",
     "MainLine",

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.types.healthcheck import Healthcheck
+
 # A command whose exit code says it; the agent's program, run once for each case; Harbor's tests/test.sh.
 GraderKind = Literal["command", "io", "harbor"]
 # Which part of the agent's state is graded: what the task declares; the folders in which the solution leaves its
@@ -34,7 +36,8 @@ class Collect:
 class Checked:
     """What was seen when the task's own solution was graded, and the untouched image.
 
-    `scope`: folders, as absolute paths, in which the solution leaves its own; None: not known. `takeovers`: files
+    `named_suffice`: whether it gets its reward where nothing but the grader's `named` is graded. `scope`: folders,
+    as absolute paths, in which the solution leaves its own; None: not known. `takeovers`: files
     among these that could take the tests over, as /etc/profile. `source`: where its rewards are, as of a `Grade`;
     empty: it gets none. `duration_s`: the longest of its grades. `layer`: the name of a layer that lies over the
     agent's state, with what the tests had fetched when they could; when rollouts begin, its absolute path.
@@ -45,6 +48,7 @@ class Checked:
     source: str = ""
     duration_s: float | None = None
     layer: str | None = None
+    named_suffice: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,10 @@ class Grader:
     image has them), and at /solution where the task's own solution is tried. `command`: of `command`, what is run;
     of `io`, the agent's program. `image`, `dockerfile`: as a Task's, of a grader that has one of its own; None:
     the task's. `declared`: absolute paths of the agent's state that are graded, without others; None: the task
-    does not say it. `user`, `cwd`, `environment`: of its processes; None: the task's; an empty `cwd`: its image's.
-    `checked`: what is known of it; None: nothing.
+    does not say it. `named`: paths that the task names as the agent's work, although its tests see all; they are
+    graded without others if the task's own solution is known to need no more. `user`, `cwd`, `environment`: of its
+    processes; None: the task's; an empty `cwd`: its image's. `healthcheck`: what is run first in its sandbox too;
+    whether it succeeds is for the tests to find. `checked`: what is known of it; None: nothing.
     """
 
     kind: GraderKind
@@ -67,12 +73,14 @@ class Grader:
     image: str | None = None
     dockerfile: str | None = None
     declared: tuple[str, ...] | None = None
+    named: tuple[str, ...] = ()
     collect: tuple[Collect, ...] = ()
     user: str | None = None
     cwd: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     solution: str | None = None
     solution_environment: Mapping[str, str] = field(default_factory=dict)
+    healthcheck: Healthcheck | None = None
     checked: Checked | None = None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.types.grading import Grader
+from orchestrator.types.healthcheck import Healthcheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Task:
     layer of the sandbox. `root`: the sandbox's, in place of the run's. `cwd`, `environment`: working directory
     (empty: the image's) and variables of the agent's processes. `user`: whom these run as; needs a writable root.
     `cpus`, `memory_bytes`, `storage_bytes`: of the sandbox, in place of the run's. `grader`: of what the agent
-    leaves. `notes`: what the record of each of its rollouts is to say.
+    leaves. `healthcheck`: what has to succeed before the agent begins. `notes`: what the record
+    of each of its rollouts is to say.
     """
 
     task_id: str
@@ -52,6 +54,7 @@ class Task:
     storage_bytes: int | None = None
     grader: Grader | None = None
     notes: tuple[str, ...] = ()
+    healthcheck: Healthcheck | None = None
 
     @property
     def has_own_sandbox(self) -> bool:

@@ -6,11 +6,12 @@ and imports as few modules as it can: `posix` is what `os` is made of.
 FOLDER is the orchestrator's, and only this process can reach it. It holds `command`, `cwd` and `environment`
 (texts that NUL bytes end), and `go`, a pipe: one byte from it starts the command, and when it hangs up all ends.
 Where there are `cases`, folders 0, 1 ... with `arguments` and `stdin`, the command is run once for each. PROGRAM:
-a file that is made executable first. The numbers are as in `boot.arguments`.
+a file that is made executable first. The numbers are as in `boot.arguments`. Where there is a `healthcheck` (its
+command, four times in seconds, its retries, a uid and a gid), it is run before, and what it left running goes on.
 
 In LOGS, `test-stdout.txt` and `test-stderr.txt` get the ends of what the command prints; of each case `outputs`
 gets a line with its number, how it ended and how many bytes, which follow. The last line of this process' own
-output says how all ended: five numbers, see `_told`.
+output says how all ended: see `main`.
 """
 
 import posix
@@ -57,6 +58,7 @@ class Command:
         self._go = posix.open(f"{folder}/go", posix.O_RDONLY | posix.O_CLOEXEC)
         self._argv, self._environment = _texts(f"{folder}/command"), _texts(f"{folder}/environment")
         (self._cwd,) = _texts(f"{folder}/cwd")
+        self.unhealthy, self.begun = "", time.monotonic()
 
     def run(self, program: "list[str]") -> "tuple[int, int]":
         """(how it ended, processes that it left running). Raises CannotStart."""
@@ -66,6 +68,9 @@ class Command:
         self._wait(self._fork(lambda: _make_places(program), tell_failed), [])
         posix.close(tell_failed)
         _demand_nothing(failed)
+        if "healthcheck" in posix.listdir(self._folder):
+            self.unhealthy = self._why_unhealthy(*_texts(f"{self._folder}/healthcheck"))
+        before, self.begun = self._others(), time.monotonic()
         cases = f"{self._folder}/cases"
         if _is_folder(cases):
             with open(posix.open(f"{LOGS}/outputs", _NEW, 0o644), "wb") as outputs:
@@ -74,10 +79,56 @@ class Command:
             return 0, 0
         streams = [_Tail(posix.open(f"{LOGS}/test-{name}.txt", _NEW, 0o644)) for name in ("stdout", "stderr")]
         status = self._run(self._argv, "/dev/null", streams, (self._uid, self._gid))
-        left = len(self._others())
+        left = len(set(self._others()) - set(before))
         for stream in streams:
             stream.write()
         return status, left
+
+    def _why_unhealthy(self, command: bytes, *numbers: bytes) -> str:
+        """Empty: the healthcheck has succeeded."""
+        import os  # most tasks have no healthcheck
+
+        from sandbox.pid1.healthcheck import HEALTHY, UNHEALTHY, Healthcheck, check
+
+        *times, retries, uid, gid = numbers
+        healthcheck = Healthcheck(os.fsdecode(command), int(retries), *map(float, times))
+        readable, report = posix.pipe()
+
+        def start() -> int:
+            posix.setsid()
+            stay(int(uid), int(gid))
+            posix.chdir(self._cwd)
+            os.environb.clear()
+            os.environb.update(dict(entry.split(b"=", 1) for entry in self._environment))
+            return check(healthcheck, report)
+
+        self._fork(start, report)
+        posix.close(report)
+        words = self._read_all(readable, healthcheck.longest_s + _KILL_S)
+        if words == HEALTHY:
+            return ""
+        if words.startswith(UNHEALTHY):
+            return words.removeprefix(UNHEALTHY).decode("utf-8", "replace")
+        return (
+            f"its healthcheck cannot be run: {os.strerror(int(words)) if words.isdigit() else 'nobody knows why'}"
+        )
+
+    def _read_all(self, readable: int, seconds: float) -> bytes:
+        """What comes through the pipe until its end, or until the time is over."""
+        poll, until, words = select.poll(), time.monotonic() + seconds, b""
+        for descriptor in (readable, self._go):
+            poll.register(descriptor, select.POLLIN)
+        while (left_s := until - time.monotonic()) > 0:
+            ready = {descriptor for descriptor, _ in poll.poll(1000 * min(left_s, _REAP_S))}
+            if self._go in ready:
+                posix._exit(_EXIT_NO_ORCHESTRATOR)
+            _reap()
+            if readable in ready:
+                if not (piece := posix.read(readable, _PIECE_BYTES)):
+                    break
+                words += piece
+        posix.close(readable)
+        return words
 
     def _run_case(self, case: str, number: int, write: "Callable[[bytes], object]") -> None:
         out, rest = _Head(), _Head()
@@ -280,13 +331,15 @@ def _execute(program: bytes) -> "Callable[[bytes, list[bytes], dict[bytes, bytes
 
 
 def main() -> "NoReturn":
-    """Prints how it ended, processes left running, errno, milliseconds."""
+    """Prints why its healthcheck failed, if it did; how it ended, processes left running, errno, milliseconds."""
     folder, *numbers, seconds = sys.argv[1:9]
     command = Command(folder, [int(number) for number in numbers], float(seconds))
-    errno, begun = 0, time.monotonic()
+    errno = 0
     try:
         status, left = command.run(sys.argv[9:])
     except CannotStart as error:
         status, left, errno = CANNOT_START, 0, error.errno
-    print("ended", status, left, errno, round(1000 * (time.monotonic() - begun)), flush=True)
+    if command.unhealthy:
+        print("unhealthy", " ".join(command.unhealthy.split()))
+    print("ended", status, left, errno, round(1000 * (time.monotonic() - command.begun)), flush=True)
     posix._exit(0)  # nothing is left to clear away, which would take an eighth of this process' CPU

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +28,7 @@ from sandbox.pid1.outbox import write_output
 from sandbox.pid1.worker_setup import clean_process, place_pipes
 from sandbox.procfs import Processes
 from sandbox.types import OUTPUT_FOLDER, Box, Identities
-from sandbox.worker.worker import EXIT_BROKEN, Worker
+from sandbox.worker.worker import EXIT_BROKEN, Worker, settle
 
 WIPE_LIMIT_S = 20.0  # on a crowded machine even a killed process takes seconds to end
 EXIT_CANNOT_WIPE = 71
@@ -133,11 +134,13 @@ class Supervisor:
                 os.read(self._wakeup, 4096)
                 self._reap()
             if self._control.fileno() in ready:
-                output_limits = self._control.request()
-                if output_limits is None:
-                    self._replace_worker()
-                else:
-                    self._collect_output(output_limits)
+                match self._control.request():
+                    case None:
+                        self._replace_worker()
+                    case pb.Assignment() as assignment:
+                        self._check(assignment)
+                    case limits:
+                        self._collect_output(limits)
 
     # ------------------------------------------------------------ processes
 
@@ -163,6 +166,30 @@ class Supervisor:
         self._control.announce_output(readable)
         os.close(readable)
         os.close(writable)
+
+    def _check(self, assignment: pb.Assignment) -> None:
+        """Has the healthcheck run. The worker waits meanwhile, and no model-written code has run yet."""
+        readable, writable = os.pipe()
+        self._fork(lambda: self._be_checker(assignment, writable))
+        self._control.announce_check(readable)
+        os.close(readable)
+        os.close(writable)
+
+    def _be_checker(self, assignment: pb.Assignment, report: int) -> int:
+        from sandbox.pid1.healthcheck import UNHEALTHY, Healthcheck, check
+
+        # It lives as long as the services that it started.
+        self._control.close()
+        self._tether.close()
+        box, told = self._box, assignment.healthcheck
+        if told.as_root and box.agent is not None:
+            box = replace(box, agent=replace(box.agent, uid=0, gid=0))
+        identity.become_worker(box)
+        clean_process(box, self._cpu_millis)
+        if (problem := settle(assignment.working_directory, dict(assignment.environment))) is not None:
+            os.write(report, UNHEALTHY + f"the task's working directory cannot be used: {problem}".encode())
+            return 0
+        return check(Healthcheck.of(told), report)
 
     def _be_collector(self, pipe: int, limits: pb.OutputLimits) -> int:
         identity.become_worker(self._box)

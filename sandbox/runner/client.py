@@ -98,6 +98,10 @@ class Client:
         except grpc.RpcError as error:
             raise _end(error) from error
 
+    def report_healthy(self) -> None:
+        """The task's healthcheck has succeeded. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
+        self._call(lambda: self._stub.ReportHealthy(pb.ReportHealthyRequest(), timeout=SUBMIT_LIMIT_S))
+
     def complete(
         self, kind: Kind, messages: tuple[Message, ...], agent: str = "", tools: Tools = ()
     ) -> Completion:

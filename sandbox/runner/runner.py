@@ -88,6 +88,9 @@ def _episode(
         assignment = assigned(first)
         output, link.place = assignment.output, assignment.place
         files = receive_attachments(responses, assignment.attachments, box.attachments)
+        if assignment.healthcheck is not None:
+            link.demand_healthy(assignment.healthcheck)
+            client.report_healthy()
         started = time.monotonic()
         if assignment.agent.kind == "program":
             from sandbox.runner.program_agent import run_program_agent

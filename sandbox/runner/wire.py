@@ -29,7 +29,7 @@ from sandbox.types import (
     ToolSpec,
 )
 
-CONTRACT = 8
+CONTRACT = 9
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_REFUSAL_BYTES = 1024
@@ -96,7 +96,17 @@ def assignment(message: pb.Assignment) -> Assignment:
         sandbox_tools=tuple(SandboxTool(_tool(t.tool), t.module, t.source) for t in message.sandbox_tools),
         program=tuple(message.program),
         place=Place(message.working_directory, dict(message.environment)),
+        healthcheck=_healthcheck(message) if message.HasField("healthcheck") else None,
         output=message.output if message.HasField("output") else None,
+    )
+
+
+def _healthcheck(message: pb.Assignment) -> pb.Assignment:
+    """The part of the assignment that pid 1 is told."""
+    return pb.Assignment(
+        working_directory=message.working_directory,
+        environment=message.environment,
+        healthcheck=message.healthcheck,
     )
 
 

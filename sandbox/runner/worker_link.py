@@ -14,8 +14,16 @@ from typing import Any, NoReturn, TypeVar
 
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from sandbox.control import ControlLost, OutputBegun, RunnerEnd, WorkerEnded, WorkerStarted
-from sandbox.errors import Interrupted, PlaceUnusable, StepTimeout, SupervisorGone, WorkerDied, WorkerMisbehaved
+from sandbox.control import CheckBegun, ControlLost, OutputBegun, RunnerEnd, WorkerEnded, WorkerStarted
+from sandbox.errors import (
+    EpisodeCrashed,
+    Interrupted,
+    PlaceUnusable,
+    StepTimeout,
+    SupervisorGone,
+    WorkerDied,
+    WorkerMisbehaved,
+)
 from sandbox.runner.bounded_output import BoundedOutput
 from sandbox.types import Place
 
@@ -24,9 +32,10 @@ _READ_BYTES = 64 * 1024
 _PROBLEM_CHARS = 500
 _MAX_LEFT_IN_PIPE = 1 << 20  # what a pipe can hold at most for an ordinary user
 _PLACE_LIMIT_S = 30.0
+_HEALTH_MARGIN_S = 20.0
 _DEATH_NEWS_S = 2.0  # how long pid 1 may take to announce a worker's end after its pipe has closed
 
-N = TypeVar("N", WorkerStarted, OutputBegun)
+N = TypeVar("N", WorkerStarted, OutputBegun, CheckBegun)
 
 
 class WorkerLink:
@@ -70,6 +79,28 @@ class WorkerLink:
         self.send({"kind": "place", **place}, deadline)
         if (problem := self.receive(deadline).get("error")) is not None:
             raise PlaceUnusable(f"the task's working directory cannot be used: {str(problem)[:_PROBLEM_CHARS]}")
+
+    def demand_healthy(self, assignment: pb.Assignment) -> None:
+        """Has the task's healthcheck run, before any model-written code. Raises PlaceUnusable if it fails for
+        good; SupervisorGone; EpisodeCrashed if nobody knows."""
+        from sandbox.pid1.healthcheck import HEALTHY, UNHEALTHY, Healthcheck  # most tasks have none
+
+        limit_s = Healthcheck.of(assignment.healthcheck).longest_s + _HEALTH_MARGIN_S
+        deadline, words = time.monotonic() + limit_s, b""
+        pipe = self._ask(lambda: self._control.ask_for_healthcheck(assignment), CheckBegun).pipe
+        try:
+            while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not (piece := os.read(pipe, _READ_BYTES)):
+                    break
+                words += piece
+            else:
+                raise EpisodeCrashed(f"the healthcheck did not end within {limit_s:g} s")
+        finally:
+            os.close(pipe)
+        if words.startswith(UNHEALTHY):
+            raise PlaceUnusable(words.removeprefix(UNHEALTHY).decode("utf-8", "replace"))
+        if words != HEALTHY:
+            raise EpisodeCrashed("what ran the healthcheck ended without a word")
 
     def open_output(self, limits: pb.OutputLimits) -> int:
         """Ends the worker; returns a pipe with its files. Raises SupervisorGone."""
@@ -212,6 +243,10 @@ class WorkerLink:
                 with contextlib.suppress(OSError):
                     os.close(fd)
             self._worker = None
+        return self._ask(ask, answer)
+
+    def _ask(self, ask: Callable[[], None], answer: type[N]) -> N:
+        """Asks pid 1 and waits for its answer. Raises SupervisorGone."""
         try:
             ask()
             while not isinstance(news := self._control.receive(), answer):

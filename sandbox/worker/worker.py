@@ -119,7 +119,7 @@ class Worker:
                 _send({"kind": "ready"})
             case "place":
                 self._variables = message["environment"]
-                _send({"kind": "ready", "error": _settle(message["cwd"], self._variables)})
+                _send({"kind": "ready", "error": settle(message["cwd"], self._variables)})
             case "program":
                 program = self._program or Program(message["environment"])
                 status, answer, errors = program.run(message["program"], message["task"], self._variables)
@@ -278,7 +278,7 @@ def _carried_out(shell: Shell | None, message: dict[str, Any]) -> dict[str, Any]
         return {"problem": error.strerror}
 
 
-def _settle(cwd: str, variables: dict[str, str]) -> str | None:
+def settle(cwd: str, variables: dict[str, str]) -> str | None:
     """Goes there with these variables. Returns why the task cannot have this place. Raises OSError for what the
     machine lacks."""
     os.environ.update(variables)

@@ -55,6 +55,7 @@ class Script:
     program: Mapping[str, bytes] = field(default_factory=dict)
     cwd: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    healthcheck: pb.Healthcheck | None = None
     output: pb.OutputLimits | None = None
     refuse_parking: str | None = None
     unavailable: set[int] = field(default_factory=set)  # completions refused once, by sequence
@@ -78,6 +79,7 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         self.steps: list[pb.RecordStepRequest] = []
         self.results: list[pb.SubmitResultRequest] = []
         self.output: bytes | None = None
+        self.healthy_after: list[int] = []  # how many completions there were at each report
         self.result_came_first = False
         self.parked = asyncio.Event()
         self.go = asyncio.Event()
@@ -182,6 +184,12 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
         return response
 
+    async def ReportHealthy(
+        self, request: pb.ReportHealthyRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ReportHealthyResponse:
+        self.healthy_after.append(len(self.completions))
+        return pb.ReportHealthyResponse()
+
     async def CallTool(
         self, request: pb.CallToolRequest, context: grpc.aio.ServicerContext
     ) -> pb.CallToolResponse:
@@ -221,6 +229,7 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
             question=script.question,
             working_directory=script.cwd,
             environment=script.environment,
+            healthcheck=script.healthcheck,
             attachments=[
                 pb.AttachmentFile(name=name, size_bytes=len(content))
                 for name, content in script.attachments.items()

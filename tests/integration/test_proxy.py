@@ -25,7 +25,7 @@ from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.outcome import Refused, Submission
 from orchestrator.rules.waits import aside
-from orchestrator.types import Attachment, Completion, Task
+from orchestrator.types import Attachment, Completion, Healthcheck, Task
 from sandbox.runner.client import Client
 from sandbox.types import Box, Message, Result, StepReport
 from tests.fakes.completers import ScriptedCompleter
@@ -98,6 +98,25 @@ async def test_a_file_that_shrank_is_a_bad_task(stub: Stub, server: SandboxServe
     with pytest.raises(grpc.aio.AioRpcError):
         await parked(stub, server, given)
     assert (await given.ended()).name == "bad_task"  # type: ignore[union-attr]
+
+
+async def test_a_healthcheck_is_on_no_clock(stub: Stub, server: SandboxServer) -> None:
+    check = Healthcheck("pg_ctl start", interval_s=0.5, retries=7, as_root=True)
+    given = lease(task=Task("id", "question", "1", healthcheck=check))
+    items = await parked(stub, server, given)
+    told = items[0].assignment.healthcheck
+    assert (told.command, told.retries, told.as_root, told.timeout.seconds) == ("pg_ctl start", 7, True, 30)
+    assert items[-1].HasField("start")
+    started = asyncio.ensure_future(given.clock.started())
+    await asyncio.sleep(0.05)
+    assert (given.clock.elapsed_s, started.done()) == (0, False)
+    await stub.ReportHealthy(pb.ReportHealthyRequest())
+    await started
+    await asyncio.sleep(0.05)
+    elapsed_s = given.clock.elapsed_s
+    assert elapsed_s > 0
+    await stub.ReportHealthy(pb.ReportHealthyRequest())
+    assert given.clock.elapsed_s >= elapsed_s, "a repetition gives no time"
 
 
 async def test_only_one_park_is_served(stub: Stub, server: SandboxServer) -> None:

@@ -125,7 +125,7 @@ def test_only_what_the_machine_lacks_is_no_word_on_the_place(
 
     monkeypatch.setattr(os, "makedirs", fails)
     if whose == "task":
-        assert worker._settle("/app", {}) == "/app: Read-only file system"
+        assert worker.settle("/app", {}) == "/app: Read-only file system"
     else:
         with pytest.raises(OSError, match="No space left"):
-            worker._settle("/app", {})
+            worker.settle("/app", {})

@@ -276,6 +276,10 @@ ROWS = {
         "integration/test_task_place.py::test_a_place_that_cannot_be_had_is_said",
         "unit/test_outcome.py::test_a_place_that_a_task_cannot_have_is_the_data_s_fault",
     ],
+    "a task's healthcheck fails for good": [
+        "integration/grading/test_healthchecks.py::test_the_agent_finds_what_it_set_up_and_has_no_power_over_it",
+        "integration/test_healthcheck.py::test_one_that_never_succeeds_ends_the_task",
+    ],
     "Docker away, or a full disk, while a task's image is looked at": [
         f"{BUILDS}::test_what_the_machine_lacks_is_no_task_s_fault",
         "unit/test_oci_images.py::test_what_this_machine_lacks_is_not_the_image_s_fault",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,17 @@ def test_what_is_declared_goes_before_what_is_known_of_the_solution() -> None:
     assert (known.scope, known.kept) == ("solution", ("/app", "/srv"))
     neither = in_scope(Grader("harbor"))
     assert (neither.scope, neither.kept, neither.merged, neither.paths) == ("whole", None, MERGED, ("/",))
+
+
+def test_what_is_only_named_is_the_scope_if_the_solution_needs_no_more() -> None:
+    grader = Grader("harbor", named=("/app/out", "/logs/artifacts"))
+    assert in_scope(grader).scope == "whole", "nobody has tried"
+    learned = Checked(scope=("/app",), takeovers=("/usr/local/bin/tool",))
+    assert in_scope(replace(grader, checked=learned)).kept == ("/app",)
+    narrow = in_scope(replace(grader, checked=replace(learned, named_suffice=True)))
+    assert (narrow.scope, narrow.kept) == ("declared", ("/app/out", "/logs/artifacts"))
+    assert re.match(narrow.dropped, "/usr/local/bin/pytest")
+    assert not re.match(narrow.dropped, "/usr/local/bin/tool")
 
 
 def test_what_the_solution_needs_is_spared_and_nothing_else() -> None:

@@ -125,6 +125,15 @@ def test_links_and_modes_are_content(tmp_path: Path) -> None:
     assert len(digests) == 3
 
 
+def test_the_name_of_an_image_is_content(tmp_path: Path) -> None:
+    """And no folder, whatever lies there."""
+    digests = set()
+    for image in ("far.example/base:1", "far.example/base:2", "base"):
+        toml = f'[environment]\ndocker_image = "{image}"\n'
+        digests.add(content_of(tasks_in(a_task(tmp_path / "t", toml).parent)["t"]))
+    assert len(digests) == 3
+
+
 # ---------------------------------------------------------------- only checked tasks
 
 

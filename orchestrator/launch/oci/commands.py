@@ -18,6 +18,7 @@ from orchestrator.launch.uids import UidPair
 _NAMESPACE_FD = 3  # the first that an OCI runtime hands on
 _MAIN = f"{APP}/sandbox/pid1/__main__.py"
 _CANNOT_START, _TIMED_OUT = -1001, -1002
+_UNHEALTHY = re.compile(r"^unhealthy (.+)$", re.MULTILINE)
 _ENDED = re.compile(r"^ended (-?\d{1,9}) (\d{1,9}) (\d{1,9}) (\d{1,12})$", re.MULTILINE)
 
 
@@ -32,13 +33,19 @@ def command_arguments(
 
 
 @contextmanager
-def request(folder: Path, command: Command, environment: Mapping[str, str]) -> Iterator[int]:
-    """Makes the folder. Yields a descriptor: one byte into it starts the command, and when it is closed, in any
-    way, the sandbox ends. Raises OSError."""
+def request(
+    folder: Path, command: Command, environment: Mapping[str, str], image_user: tuple[int, int]
+) -> Iterator[int]:
+    """Makes the folder. `image_user`: whom the image names, as (uid, gid). Yields a descriptor: one byte into it
+    starts the command, and when it is closed, in any way, the sandbox ends. Raises OSError."""
     folder.mkdir()
     _write(folder / "command", command.argv)
     _write(folder / "environment", [f"{name}={value}" for name, value in environment.items()])
     _write(folder / "cwd", [command.cwd])
+    if (check := command.healthcheck) is not None:
+        times = (check.interval_s, check.timeout_s, check.start_period_s, check.start_interval_s)
+        user = (0, 0) if check.as_root else image_user
+        _write(folder / "healthcheck", [check.command, *map(str, (*times, check.retries, *user))])
     for number, (arguments, stdin) in enumerate(command.inputs):
         (case := folder / "cases" / str(number)).mkdir(parents=True)
         _write(case / "arguments", arguments)
@@ -59,7 +66,8 @@ def command_end(last_words: str) -> CommandEnd | None:
         return None
     status, left, errno, milliseconds = map(int, lines[-1])
     error = (os.strerror(errno) if errno else "it cannot be started") if status == _CANNOT_START else ""
-    return CommandEnd(None if status == _TIMED_OUT else status, left, error, milliseconds / 1000)
+    unhealthy = (_UNHEALTHY.findall(last_words) or [""])[-1]
+    return CommandEnd(None if status == _TIMED_OUT else status, left, error, milliseconds / 1000, unhealthy)
 
 
 def _write(file: Path, texts: Iterable[str]) -> None:

@@ -181,9 +181,12 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         environment = {"HOME": where, **contents.for_programs, **command.environment, "PWD": command.cwd}
         config = self._config(sandbox.name, folder / MERGED, contents, hardening)
         config["process"]["args"] = command_arguments(command, hardening, sandbox.uids, user)
+        of_image = user
+        if command.healthcheck is not None:
+            of_image = (await self._image_and_user(replace(spec, user=None)))[1] or user
         try:
             _write_config(folder, config)
-            go = stack.enter_context(request(folder / "request", command, environment))
+            go = stack.enter_context(request(folder / "request", command, environment, of_image))
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
         await self._start_bundle(sandbox, image, spec, hardening, more)

@@ -22,6 +22,7 @@ _MEBIBYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 Text = Annotated[str, Field(max_length=4096)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Pause = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Mebibytes = Annotated[int, Field(ge=1, le=1 << 24)]
 User = Annotated[str, Field(max_length=64)] | Annotated[int, Field(ge=0, le=65_535)]
 Network = Literal["public", "no-network", "allowlist"]
@@ -56,6 +57,17 @@ class Artifact(_Section):
     service: Text = "main"
 
 
+class Healthcheck(_Section):
+    """A command that has to succeed before the agent begins."""
+
+    command: Annotated[str, Field(min_length=1, max_length=32 << 10, pattern=r"^[^\x00]*$")]
+    interval_sec: Pause = 5.0
+    timeout_sec: Seconds = 30.0
+    start_period_sec: Pause = 0.0
+    start_interval_sec: Pause = 5.0
+    retries: Annotated[int, Field(ge=0, le=10_000)] = 3
+
+
 class Environment(_Section):
     """A sandbox: the agent's, or a separate verifier's."""
 
@@ -73,7 +85,7 @@ class Environment(_Section):
     mcp_servers: list[Any] = []
     env: dict[str, str] = {}
     skills_dir: Text | None = None
-    healthcheck: Mapping[str, Any] | None = None
+    healthcheck: Healthcheck | None = None
     workdir: Text | None = None
     allow_internet: bool | None = None
     network_mode: Network | None = None

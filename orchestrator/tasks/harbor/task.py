@@ -16,10 +16,11 @@ from orchestrator.tasks.harbor.folder import TaskFolder
 from orchestrator.tasks.harbor.refusal import UNREADABLE, Refusal
 from orchestrator.tasks.rows import IMAGE, MAX_ID_CHARS, MAX_LEVEL_CHARS, MAX_QUESTION_BYTES
 from orchestrator.tasks.surroundings import surroundings
-from orchestrator.types import BadTask, Collect, Grader, Task
+from orchestrator.types import BadTask, Collect, Grader, Healthcheck, Task
 
 PUBLISHED = "/logs/artifacts"  # a separate verifier gets what lies there, whatever is declared
 _COMPOSE, _IMAGE, _STEPS = "compose", "an image", "several steps"
+_LONGEST_CHECK_S = 14_400.0
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 
 
@@ -71,6 +72,7 @@ def _task(task_id: str, config: TaskConfig, folder: TaskFolder, source: str) -> 
         memory_bytes=environment.memory_bytes,
         storage_bytes=environment.storage_bytes,
         grader=_grader(config, folder),
+        healthcheck=_healthcheck(config),
         notes=() if network == "no-network" else (f"its task asks for a network ({network}); it has had none",),
         **place,
     )
@@ -90,8 +92,6 @@ def _refuse(config: TaskConfig, folder: TaskFolder) -> None:
             raise Refusal("a TPU", f"{name} needs a TPU, and a sandbox has none")
         if environment.mcp_servers:
             raise Refusal("an MCP server", f"{name} names MCP servers, which agents here do not get")
-        if environment.healthcheck is not None:
-            raise Refusal("a healthcheck", f"{name}.healthcheck would have to be run before the agent: not yet")
     if config.steps:
         raise Refusal(_STEPS, "it has several steps ([[steps]]), which are not carried out yet")
     if folder.has("trajectory.json"):
@@ -138,6 +138,26 @@ def _place(where: str, environment: Environment, user: str | int | None) -> dict
     return {**place, "cwd": place["cwd"] or ""}
 
 
+def _healthcheck(config: TaskConfig) -> Healthcheck | None:
+    """As in Harbor, of the agent's environment alone, and run as the image's user."""
+    if (check := config.environment.healthcheck) is None:
+        return None
+    found = Healthcheck(
+        check.command,
+        interval_s=check.interval_sec,
+        timeout_s=check.timeout_sec,
+        start_period_s=check.start_period_sec,
+        start_interval_s=check.start_interval_sec,
+        retries=max(1, check.retries),
+        # Where the agent has a user of its own, it is not known here whom the image names: mostly root.
+        as_root=config.agent.user is not None,
+    )
+    if found.longest_s > _LONGEST_CHECK_S:
+        limits = f"may take {found.longest_s:g} s, at most {_LONGEST_CHECK_S:g} are waited for"
+        raise BadRow(f"environment.healthcheck {limits}")
+    return found
+
+
 def _grader(config: TaskConfig, folder: TaskFolder) -> Grader:
     verifier, separate = config.verifier, config.verifier.is_separate
     own = verifier.environment or config.environment
@@ -161,6 +181,7 @@ def _grader(config: TaskConfig, folder: TaskFolder) -> Grader:
         timeout_s=verifier.timeout_sec or 600.0,
         dockerfile=dockerfile,
         declared=_declared(config) if separate else None,
+        named=_declared(config) if config.artifacts and not separate else (),
         collect=tuple(
             Collect(one.command, one.timeout_sec, None if one.user is None else str(one.user))
             for one in verifier.collect
@@ -170,6 +191,7 @@ def _grader(config: TaskConfig, folder: TaskFolder) -> Grader:
         environment=place["environment"],
         solution=str(folder.path / "solution") if solved else None,
         solution_environment=variables(config.solution.env, "solution.env"),
+        healthcheck=None if separate else _healthcheck(config),
     )
 
 

@@ -166,7 +166,7 @@ class ParkResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., chunk: _Optional[_Union[AttachmentChunk, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program", "working_directory", "environment", "output")
+    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program", "working_directory", "environment", "healthcheck", "output")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class Assignment(_message.Message):
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
     WORKING_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    HEALTHCHECK_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     question: str
     attachments: _containers.RepeatedCompositeFieldContainer[AttachmentFile]
@@ -191,8 +192,27 @@ class Assignment(_message.Message):
     program: _containers.RepeatedCompositeFieldContainer[ProgramFile]
     working_directory: str
     environment: _containers.ScalarMap[str, str]
+    healthcheck: Healthcheck
     output: OutputLimits
-    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., working_directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., output: _Optional[_Union[OutputLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., working_directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., healthcheck: _Optional[_Union[Healthcheck, _Mapping]] = ..., output: _Optional[_Union[OutputLimits, _Mapping]] = ...) -> None: ...
+
+class Healthcheck(_message.Message):
+    __slots__ = ("command", "interval", "timeout", "start_period", "start_interval", "retries", "as_root")
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    START_PERIOD_FIELD_NUMBER: _ClassVar[int]
+    START_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    AS_ROOT_FIELD_NUMBER: _ClassVar[int]
+    command: str
+    interval: _duration_pb2.Duration
+    timeout: _duration_pb2.Duration
+    start_period: _duration_pb2.Duration
+    start_interval: _duration_pb2.Duration
+    retries: int
+    as_root: bool
+    def __init__(self, command: _Optional[str] = ..., interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., start_period: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., start_interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., retries: _Optional[int] = ..., as_root: bool = ...) -> None: ...
 
 class OutputLimits(_message.Message):
     __slots__ = ("max_files", "max_bytes")
@@ -479,6 +499,14 @@ class SendOutputRequest(_message.Message):
     def __init__(self, content: _Optional[bytes] = ...) -> None: ...
 
 class SendOutputResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportHealthyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportHealthyResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -40,6 +40,11 @@ class SandboxServiceStub(object):
                 request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.ParkRequest.SerializeToString,
                 response_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.ParkResponse.FromString,
                 _registered_method=True)
+        self.ReportHealthy = channel.unary_unary(
+                '/rollout_api.v1.SandboxService/ReportHealthy',
+                request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.ReportHealthyRequest.SerializeToString,
+                response_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.ReportHealthyResponse.FromString,
+                _registered_method=True)
         self.Complete = channel.unary_unary(
                 '/rollout_api.v1.SandboxService/Complete',
                 request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.CompleteRequest.SerializeToString,
@@ -79,6 +84,14 @@ class SandboxServiceServicer(object):
     def Park(self, request, context):
         """Waits until this sandbox is given a rollout, then streams the assignment,
         the bytes of its attachments, and Start. Called once per sandbox.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportHealthy(self, request, context):
+        """Says that the assignment's healthcheck has succeeded: the rollout's clock begins to run. Called
+        only where there is a healthcheck, before any completion. A repetition changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,6 +152,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     request_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.ParkRequest.FromString,
                     response_serializer=rollout__api_dot_v1_dot_sandbox__pb2.ParkResponse.SerializeToString,
             ),
+            'ReportHealthy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportHealthy,
+                    request_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.ReportHealthyRequest.FromString,
+                    response_serializer=rollout__api_dot_v1_dot_sandbox__pb2.ReportHealthyResponse.SerializeToString,
+            ),
             'Complete': grpc.unary_unary_rpc_method_handler(
                     servicer.Complete,
                     request_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.CompleteRequest.FromString,
@@ -198,6 +216,33 @@ class SandboxService(object):
             '/rollout_api.v1.SandboxService/Park',
             rollout__api_dot_v1_dot_sandbox__pb2.ParkRequest.SerializeToString,
             rollout__api_dot_v1_dot_sandbox__pb2.ParkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportHealthy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_api.v1.SandboxService/ReportHealthy',
+            rollout__api_dot_v1_dot_sandbox__pb2.ReportHealthyRequest.SerializeToString,
+            rollout__api_dot_v1_dot_sandbox__pb2.ReportHealthyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,14 @@ class SandboxServiceStub:
     the bytes of its attachments, and Start. Called once per sandbox.
     """
 
+    ReportHealthy: grpc.UnaryUnaryMultiCallable[
+        rollout_api.v1.sandbox_pb2.ReportHealthyRequest,
+        rollout_api.v1.sandbox_pb2.ReportHealthyResponse,
+    ]
+    """Says that the assignment's healthcheck has succeeded: the rollout's clock begins to run. Called
+    only where there is a healthcheck, before any completion. A repetition changes nothing.
+    """
+
     Complete: grpc.UnaryUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.CompleteRequest,
         rollout_api.v1.sandbox_pb2.CompleteResponse,
@@ -94,6 +102,14 @@ class SandboxServiceAsyncStub:
     ]
     """Waits until this sandbox is given a rollout, then streams the assignment,
     the bytes of its attachments, and Start. Called once per sandbox.
+    """
+
+    ReportHealthy: grpc.aio.UnaryUnaryMultiCallable[
+        rollout_api.v1.sandbox_pb2.ReportHealthyRequest,
+        rollout_api.v1.sandbox_pb2.ReportHealthyResponse,
+    ]
+    """Says that the assignment's healthcheck has succeeded: the rollout's clock begins to run. Called
+    only where there is a healthcheck, before any completion. A repetition changes nothing.
     """
 
     Complete: grpc.aio.UnaryUnaryMultiCallable[
@@ -153,6 +169,16 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[rollout_api.v1.sandbox_pb2.ParkResponse], collections.abc.AsyncIterator[rollout_api.v1.sandbox_pb2.ParkResponse]]:
         """Waits until this sandbox is given a rollout, then streams the assignment,
         the bytes of its attachments, and Start. Called once per sandbox.
+        """
+
+    @abc.abstractmethod
+    def ReportHealthy(
+        self,
+        request: rollout_api.v1.sandbox_pb2.ReportHealthyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_api.v1.sandbox_pb2.ReportHealthyResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.ReportHealthyResponse]]:
+        """Says that the assignment's healthcheck has succeeded: the rollout's clock begins to run. Called
+        only where there is a healthcheck, before any completion. A repetition changes nothing.
         """
 
     @abc.abstractmethod

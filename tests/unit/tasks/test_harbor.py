@@ -17,7 +17,7 @@ from orchestrator.tasks.base import Source
 from orchestrator.tasks.harbor.folder import MAX_FILES
 from orchestrator.tasks.harbor.task import read_folder
 from orchestrator.tasks.no_tasks import tasks_to_evaluate, tasks_to_train
-from orchestrator.types import BadTask, Collect, Task
+from orchestrator.types import BadTask, Collect, Healthcheck, Task
 from tests.fakes.harbor import TOML, a_task
 
 
@@ -125,7 +125,7 @@ def test_without_a_solution_there_is_none(tmp_path: Path) -> None:
     assert task.grader.solution is None
 
 
-def test_artifacts_are_what_is_graded_where_the_verifier_gets_no_more(tmp_path: Path) -> None:
+def test_artifacts_are_what_is_graded_where_the_verifier_gets_no_more_or_needs_none(tmp_path: Path) -> None:
     text = 'artifacts = ["/app/log"]\n'
     shared, separate = (
         only(a_task(tmp_path / "s", text + more)).grader
@@ -133,8 +133,11 @@ def test_artifacts_are_what_is_graded_where_the_verifier_gets_no_more(tmp_path: 
     )
     assert shared is not None
     assert separate is not None
-    assert shared.declared is None
-    assert separate.declared == ("/logs/artifacts", "/app/log")
+    assert (shared.declared, shared.named) == (None, ("/logs/artifacts", "/app/log"))
+    assert (separate.declared, separate.named) == (("/logs/artifacts", "/app/log"), ())
+    nothing = only(a_task(tmp_path / "n")).grader
+    assert nothing is not None
+    assert (nothing.declared, nothing.named) == (None, ())
 
 
 def test_a_verifier_has_its_own_image_tests_and_environment(tmp_path: Path) -> None:
@@ -147,6 +150,46 @@ def test_a_verifier_has_its_own_image_tests_and_environment(tmp_path: Path) -> N
     named = only(a_task(tmp_path / "named", text, tests__test_sh=None)).grader
     assert named is not None
     assert (named.dockerfile, named.tests, named.cwd, named.environment) == ("FROM checks:1", None, "", {})
+
+
+CHECK = '[environment.healthcheck]\ncommand = "pg_ctl start"\n'
+
+
+def test_a_healthcheck_has_harbors_defaults(tmp_path: Path) -> None:
+    task = only(a_task(tmp_path / "t", CHECK))
+    usual = Healthcheck("pg_ctl start", 5.0, 30.0, 0.0, 5.0, 3, as_root=False)
+    assert task.healthcheck == usual
+    assert task.grader is not None
+    assert task.grader.healthcheck == usual, "where Harbor grades, what it started still runs"
+
+
+def test_a_healthcheck_is_not_run_as_an_agent_with_a_user_of_its_own(tmp_path: Path) -> None:
+    more = "interval_sec = 1\ntimeout_sec = 2.5\nstart_period_sec = 9\nstart_interval_sec = 0\nretries = 0\n"
+    task = only(a_task(tmp_path / "t", f'{CHECK}{more}[agent]\nuser = "dev"\n'))
+    assert task.healthcheck == Healthcheck("pg_ctl start", 1.0, 2.5, 9.0, 0.0, 1, as_root=True)
+
+
+def test_a_verifier_of_its_own_runs_no_healthcheck(tmp_path: Path) -> None:
+    """As in Harbor, whatever it says of one."""
+    text = f'{CHECK}[verifier]\nenvironment_mode = "separate"\n{CHECK.replace("[", "[verifier.")}'
+    task = only(a_task(tmp_path / "t", text))
+    assert task.healthcheck is not None
+    assert task.grader is not None
+    assert task.grader.healthcheck is None
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("retries = 9999\n", "environment.healthcheck may take 350000 s, at most 14400 are waited for"),
+        ("interval_sec = -1\n", "task.toml: environment.healthcheck.interval_sec: "),
+        ('command = "a\\u0000b"\n', "task.toml: environment.healthcheck.command: "),
+    ],
+)
+def test_a_healthcheck_has_bounds(tmp_path: Path, more: str, why: str) -> None:
+    text = CHECK if not more.startswith("command") else "[environment.healthcheck]\n"
+    _, reason = refusal(a_task(tmp_path / "t", text + more))
+    assert reason.startswith(why)
 
 
 def test_the_grader_is_not_the_agent_s_user(tmp_path: Path) -> None:
@@ -213,7 +256,6 @@ REFUSED = [
     ('[verifier.environment]\ngpus = 1\n', {}, "a GPU"),
     ('[environment.tpu]\ntype = "v4"\ntopology = "2x2"\n', {}, "a TPU"),
     ('[[environment.mcp_servers]]\nname = "m"\nurl = "http://127.0.0.1:1"\n', {}, "an MCP server"),
-    ('[environment.healthcheck]\ncommand = "true"\n', {}, "a healthcheck"),
     ('[[steps]]\nname = "one"\n', {}, "several steps"),
     ("", {"trajectory_json": "{}"}, "a conversation before the first turn"),
     ('[environment]\nenv = {KEY = "${KEY}"}\n', {}, "a variable of the host"),

@@ -25,8 +25,10 @@ the file that `--config` names. How these go together, and the forms of values:
 """
 # Long words of the command line for what a value may be, and the short ones of this page.
 _SHORT = (
-    (r"^true, false, yes, no, 1 or 0$", ""),  # as its default shows
+    (r"^(true, false, yes, no, 1 or 0|text|a key|a name)$", ""),  # as its default or meaning shows
     (r"^a path \(.*\)$", "path"),
+    (r"^one of ", ""),
+    (r"^of the form ", ""),
     (r" \(or 90s, 5m, 1h\), at most a year", ""),
     (r"a whole number from (\S+) to (\S+)", r"integer \1–\2"),
     (r"a number from (\S+) to (\S+)", r"number \1–\2"),

@@ -81,10 +81,12 @@ def from_wheel(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFac
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", root, source]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL, timeout=120)
     (wheel,) = root.glob("*.whl")
-    venv.create(root / "venv", with_pip=True)
+    venv.create(root / "venv")
     python = root / "venv" / "bin" / "python"
     subprocess.run(
-        [python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True, timeout=120
+        [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel],
+        check=True,
+        timeout=120,
     )
     (site,) = (root / "venv" / "lib").glob("python*/site-packages")
     # The dependencies of this environment stand in for installed ones; the wheel's own files come first.

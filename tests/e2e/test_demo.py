@@ -7,16 +7,15 @@ import os
 import re
 import subprocess
 import sys
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from orchestrator.demo import recording
+from tests.fakes.wheel import installed_wheel
 
 COMMAND = "import sys; from orchestrator.cli import main; sys.exit(main())"
-ROOT = Path(__file__).parents[2]
 GROUPS = 2
 
 
@@ -159,23 +158,12 @@ def test_keys_for_the_web_change_nothing_about_the_demo(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.docker
 def test_the_wheel_carries_the_demo(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT]
-    subprocess.run(build, check=True, capture_output=True, timeout=120)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    made = installed_wheel(tmp_path)
+    names = set(zipfile.ZipFile(made.wheel).namelist())
     here = recording.ROOT
     data = [path for path in here.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
     assert {f"orchestrator/demo/{path.relative_to(here)}" for path in data} <= names
-
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel]
-    subprocess.run(pip, check=True, timeout=120)
-    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    # The dependencies of this environment stand in for installed ones; the wheel's own files come first.
-    dependencies = [path for path in sys.path if path.endswith("site-packages")]
-    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in dependencies))
-    result = orchestrator("demo", "--env.total_steps=1", "--env.run_dir=run", cwd=tmp_path, python=python)
+    result = orchestrator("demo", "--env.total_steps=1", "--env.run_dir=run", cwd=tmp_path, python=made.python)
     assert result.returncode == 0, result.stderr
-    assert f"replay:{site}" in result.stderr
+    assert f"replay:{made.site}" in result.stderr
     assert "1 of 1 written" in result.stdout

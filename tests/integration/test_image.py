@@ -8,10 +8,8 @@ import os
 import re
 import ssl
 import subprocess
-import sys
 import tarfile
 import uuid
-import venv
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,8 @@ from orchestrator.launch.image.build import LABEL_CONTEXT, BuiltImage, ensure_im
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.image.wheels import wheels_cache
 from orchestrator.launch.names import IMAGE_REPOSITORY, LABEL_RUNTIME, LABEL_STAGE
+from tests.fakes.runs import ROOT
+from tests.fakes.wheel import installed_wheel
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -76,21 +76,8 @@ class FromWheel:
 @pytest.fixture(scope="module")
 def from_wheel(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FromWheel]:
     root, empty = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("empty")
-    source = Path(__file__).parents[2]
-    digest = BuildContext.read(source).digest
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", root, source]
-    subprocess.run(build, check=True, stdout=subprocess.DEVNULL, timeout=120)
-    (wheel,) = root.glob("*.whl")
-    venv.create(root / "venv", with_pip=True)
-    python = root / "venv" / "bin" / "python"
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True, timeout=120
-    )
-    (site,) = (root / "venv" / "lib").glob("python*/site-packages")
-    # The dependencies of this environment stand in for installed ones; the wheel's own files come first.
-    dependencies = [path for path in sys.path if path.endswith("site-packages")]
-    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in dependencies))
-
+    digest = BuildContext.read(ROOT).digest
+    made = installed_wheel(root)
     tag, planted = f"{IMAGE_REPOSITORY}:test-{uuid.uuid4().hex[:12]}", f"planted-{uuid.uuid4().hex}"
     script = f"""
 import asyncio, importlib.util, json, orchestrator
@@ -102,11 +89,12 @@ print(json.dumps([orchestrator.__file__, [n for n in names if importlib.util.fin
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     environment |= {"OPENAI_API_KEY": planted, "XDG_CACHE_HOME": str(wheels_cache().parents[1])}
     try:
+        command = [made.python, "-c", script]
         said = subprocess.run(
-            [python, "-c", script], cwd=empty, env=environment, check=True, stdout=subprocess.PIPE, timeout=600
+            command, cwd=empty, env=environment, check=True, stdout=subprocess.PIPE, timeout=600
         ).stdout
         origin, importable = json.loads(said)
-        yield FromWheel(tag, planted, empty, site, Path(origin), importable, digest)
+        yield FromWheel(tag, planted, empty, made.site, Path(origin), importable, digest)
     finally:
         if engine.images.list(tag):
             engine.images.remove(tag)

@@ -274,6 +274,11 @@ async def test_buildah_makes_the_same_of_a_dockerfile(
     certificates.write_text(PLANTED)
     monkeypatch.setenv("HTTP_PROXY", SITE.proxies["HTTP_PROXY"])
     builder = await open_builder("default", Site({}, certificates, ("PIP_CERT",)), "runc", parallel=2)
+    hanging = asyncio.create_task(  # while the others are built
+        TaskImages(builder, {}, 60, print).image(
+            dockerfile(tmp_path / "hangs", f"FROM {base}\nRUN sleep 1234567\n")
+        )
+    )
     made = TaskImages(builder, {"python:3.12-slim": base}, 600, print)
     text = MULTI_STAGE % ("a" * 64, "it") + "RUN grep -c planted $PIP_CERT >> /copied\n"
     image = await made.image(dockerfile(tmp_path / "task", text))
@@ -291,11 +296,6 @@ async def test_buildah_makes_the_same_of_a_dockerfile(
         BuildError, match=r"begins with 127.0.0.1:9/away:1, which is not here and cannot be pulled"
     ):
         await made.image(dockerfile(tmp_path / "away", "FROM 127.0.0.1:9/away:1\n"))
-    hanging = asyncio.create_task(
-        TaskImages(builder, {}, 60, print).image(
-            dockerfile(tmp_path / "hangs", f"FROM {base}\nRUN sleep 1234567\n")
-        )
-    )
     with pytest.raises(BuildError, match=r"its Dockerfile was not built within 60 s"):
         await hanging
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if b"1234567" in _command(pid)]

@@ -37,7 +37,7 @@ def completer(tokenizer: HubTokenizer, sample: Callable[[CompletionRequest], Raw
     async def sampler(request: CompletionRequest) -> RawSample:
         return sample(request)
 
-    retry = RetryPolicy(attempts=1)
+    retry = RetryPolicy(attempts=1, pauses=1)
     return CallbackCompleter(sampler, tokenizer, model="m", timeout_s=60, policy=Policy(), retry=retry)
 
 

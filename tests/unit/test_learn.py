@@ -11,10 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -44,18 +45,17 @@ pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="need
 SETS = ("gcd", "products")
 
 
-def made(
-    folder: Path, seed: int, sets: tuple[str, ...] = SETS
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+@cache
+def made(seed: int, sets: tuple[str, ...] = SETS) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Held-out tasks, and those to train on."""
-    path = folder / f"{seed}.jsonl"
-    write_tasks(path, sets, 5, 30, seed)
-    told = [json.loads(line) for line in path.read_text().splitlines()]
+    with TemporaryDirectory() as folder:
+        write_tasks(path := Path(folder) / "tasks.jsonl", sets, 5, 30, seed)
+        told = [json.loads(line) for line in path.read_text().splitlines()]
     return told[: 5 * len(sets)], told[5 * len(sets) :]
 
 
-def test_tasks_lie_on_both_sides_of_the_split_and_share_no_words(tmp_path: Path) -> None:
-    measured, trained = made(tmp_path, 1)
+def test_tasks_lie_on_both_sides_of_the_split_and_share_no_words() -> None:
+    measured, trained = made(1)
     assert (len(measured), len(trained)) == (10, 60)
     assert all(held_out(task["task_id"], SHARE) for task in measured)
     assert not any(held_out(task["task_id"], SHARE) for task in trained)
@@ -65,8 +65,8 @@ def test_tasks_lie_on_both_sides_of_the_split_and_share_no_words(tmp_path: Path)
     assert len({task["question"] for task in trained}) == 60
 
 
-def test_another_seed_trains_on_other_tasks_and_is_measured_by_the_same(tmp_path: Path) -> None:
-    (measured, trained), (measured_too, others) = made(tmp_path, 1), made(tmp_path, 2)
+def test_another_seed_trains_on_other_tasks_and_is_measured_by_the_same() -> None:
+    (measured, trained), (measured_too, others) = made(1), made(2)
     assert measured == measured_too
     assert same_words([task["question"] for task in trained], [task["question"] for task in others]) == 0
 
@@ -270,7 +270,7 @@ def test_a_sample_that_broke_counts_as_wrong(tmp_path: Path) -> None:
 
 def a_run(folder: Path, *, control: bool = False, sets: tuple[str, ...] = SETS) -> None:
     """As a run of one round leaves it, with a model that writes markup, before its second batch is trained on."""
-    measured, trained = made(folder.parent, 1, sets)
+    measured, trained = made(1, sets)
     folder.mkdir()
     plan = {"model": "m<script>", "algorithm": "grpo", "control": control, "sets": sets}
     (folder / "learn.json").write_text(json.dumps(plan))
@@ -323,7 +323,7 @@ def test_a_held_out_task_that_was_trained_on_is_shouted_about(tmp_path: Path) ->
     a_run(tmp_path / "seed-1")
     batch = tmp_path / "seed-1" / "policy" / "batch-0.json"
     told = json.loads(batch.read_text())
-    measured, _ = made(tmp_path, 1)
+    measured, _ = made(1)
     told[0]["overrides"][0]["task_id"] = measured[0]["task_id"]
     batch.write_text(json.dumps(told))
     assert "1 ARE HELD OUT" in write_page(tmp_path).read_text(), "by its id and its words, and counted once"

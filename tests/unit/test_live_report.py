@@ -83,10 +83,9 @@ def test_of_a_very_long_run_the_first_groups_are_forgotten(
 ) -> None:
     monkeypatch.setattr("orchestrator.report.summary.MOST_ATTEMPTS", 20)
     live = report(tmp_path)
-    for number in range(2000):
-        appended(tmp_path / "rollouts.jsonl", *attempts(number))
-        if number % 100 == 99:
-            told = live.update(0)
+    for first in range(0, 2000, 100):
+        appended(tmp_path / "rollouts.jsonl", *(line for n in range(first, first + 100) for line in attempts(n)))
+        told = live.update(0)
     assert [group["number"] for group in told["groups"]] == list(range(1990, 2000))
     assert (told["forgotten"], told["forgotten_groups"]) == (3980, 1990)
     assert len(live._changed) < 1100

@@ -4,6 +4,7 @@ for a minute."""
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -28,16 +29,18 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 TASKS, GROUP_SIZE, SANDBOXES = 8, 8, 4
-# Long naps: there is time to kill a node, and the run outlasts the one that stands still. Else the next run on
-# that node would be the one to remove what it left.
+# Long naps where nodes fail: there is time to kill a node, and the run outlasts the one that stands still. Else
+# the next run on that node would be the one to remove what it left.
 NAP_S = 10
 PAUSED_S = 60
 NODES = ("a", "b", "c")
 
 
 def replies() -> Script:
-    """A right answer or a wrong one, by the rollout's seed, after a step that sleeps."""
-    nap = f"Thought: I wait.\n<code>\nimport time\ntime.sleep({NAP_S})\nprint('awake')\n</code>"
+    """A right answer or a wrong one, by the rollout's seed, after a step that sleeps as long as the task says."""
+    nap = (
+        "Thought: I wait.\n<code>\nimport os, time\ntime.sleep(int(os.environ['NAP_S']))\nprint('awake')\n</code>"
+    )
     tasks = {
         f"of q{n}!": [
             [Reply(nap), Reply(f"Thought: {answer}.\n<code>\nfinal_answer({answer})\n</code>")]
@@ -67,9 +70,15 @@ def living(engine: OwnEngine) -> list[str]:
         client.close()
 
 
+def write_naps(path: Path, nap_s: int) -> None:
+    """Tasks whose rollouts sleep for so long."""
+    rows = [json.loads(line) for line in write_tasks(path, TASKS).read_text().splitlines()]
+    path.write_text("".join(json.dumps({**row, "env": {"NAP_S": str(nap_s)}}) + "\n" for row in rows))
+
+
 async def test_the_groups_are_those_of_one_node_whatever_becomes_of_the_others() -> None:
     with place() as home, Network() as network:
-        write_tasks(home / "tasks.jsonl", TASKS)
+        write_naps(home / "tasks.jsonl", 0)
         same = {"group_size": GROUP_SIZE, "max_concurrent_sandboxes": SANDBOXES}
         async with ScriptedServer("vllm", replies()) as server:
             recorded = await run(
@@ -78,13 +87,13 @@ async def test_the_groups_are_those_of_one_node_whatever_becomes_of_the_others()
         assert recorded.code == 0, recorded.stderr
         replay = f"replay:{home / 'run'}"
         (one := home / "one").mkdir()
-        write_tasks(one / "tasks.jsonl", TASKS)
+        write_naps(one / "tasks.jsonl", 0)
         ended = await run(
             *flags(one, replay, launcher="docker", **{**same, "max_concurrent_sandboxes": 16}), directory=one
         )
         assert ended.code == 0, ended.stderr
         (three := home / "3").mkdir()
-        write_tasks(three / "tasks.jsonl", TASKS)
+        write_naps(three / "tasks.jsonl", NAP_S)
         async with engines(home) as engine, RayCluster(home / "c", network.address) as ray:
             for name in NODES:
                 await ray.join(name, network=network.add(), environ={"DOCKER_HOST": engine[name].url})

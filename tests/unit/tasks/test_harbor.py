@@ -14,7 +14,6 @@ from orchestrator.errors import ConfigError
 from orchestrator.settings.sources import load_config
 from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import Source
-from orchestrator.tasks.harbor.folder import MAX_FILES
 from orchestrator.tasks.harbor.task import read_folder
 from orchestrator.tasks.no_tasks import tasks_to_evaluate, tasks_to_train
 from orchestrator.types import BadTask, Collect, Healthcheck, Task
@@ -440,11 +439,14 @@ def test_names_of_every_encoding_are_read(tmp_path: Path) -> None:
     assert Path(task.grader.tests or "", "test.sh").is_file()
 
 
-def test_too_many_files_are_refused_before_they_are_all_looked_at(tmp_path: Path) -> None:
+def test_too_many_files_are_refused_before_they_are_all_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.tasks.harbor.folder.MAX_FILES", 100)
     folder = a_task(tmp_path / "t")
-    for number in range(MAX_FILES + 1):
+    for number in range(101):
         os.mknod(folder / "tests" / f"{number}")
-    assert f"more than {MAX_FILES} files" in refusal(folder)[1]
+    assert "more than 100 files" in refusal(folder)[1]
 
 
 def test_deep_folders_are_refused(tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ Made by `python docs/reference/make.py` from the tables that `orchestrator COMMA
 `env.NAME` is the flag `--env.NAME VALUE`, the variable `ORCHESTRATOR_ENV__NAME` and the key `NAME` below `env:` in
 the file that `--config` names. How these go together, and the forms of values:
 [configuration.md](../configuration.md). `orchestrator COMMAND --help all` lists the settings of a command.
-
-An entry: the name (its default): what it means. *Valid values*
 """
 # Long words of the command line for what a value may be, and the short ones of this page.
 _SHORT = (
@@ -51,17 +49,18 @@ def page() -> str:
     """The whole page."""
     parts = [_HEAD, "## Commands\n", *map(_command, COMMANDS), "## Settings\n"]
     for group, rows in _groups().items():
-        parts += [f"### {group}\n", _list(rows, "key")]
-    parts.append(f"### Elsewhere\n\n{_list([TAVILY_KEY, CONFIG_FILE], 'flag')}")
+        parts += [f"### {group}\n", _table(rows, "setting")]
+    parts.append(f"### Elsewhere\n\n{_table([TAVILY_KEY, CONFIG_FILE], 'flag')}")
     return "\n".join(parts)
 
 
 def _command(command: Command) -> str:
     words = "".join(map(argument, command.arguments)) + " ..." * command.repeats
     text = f"### `orchestrator {command.name}{words}`\n\n{command.summary[0].upper()}{command.summary[1:]}.\n"
-    entries = "".join(f"- `{row.name.upper()}`: {_escaped(row.text)}\n" for row in command.arguments)
-    options = [row for row in command.options if row.name != "json"]
-    parts = [text, entries + _list(options, "flag")]
+    arguments = "".join(f"- `{row.name.upper()}`: {_cell(row.text)}\n" for row in command.arguments)
+    parts = [text, arguments]
+    if options := [row for row in command.options if row.name != "json"]:
+        parts.append(_table(options, "flag"))
     if len(options) < len(command.options):
         parts.append("`--json`: [fields](../runs.md#answers-for-programs).\n")
     return "\n".join(part for part in parts if part)
@@ -77,21 +76,21 @@ def _groups() -> dict[str, list[Setting]]:
     return groups
 
 
-def _list(rows: list[Setting], name: str) -> str:
-    lines = []
+def _table(rows: list[Setting] | tuple[Setting, ...], name: str) -> str:
+    lines = [f"| {name} | default | meaning, *valid values* |", "|---|---|---|"]
     for row in rows:
+        shown = row.key if name == "setting" else row.flag
         also = f" Also {', '.join(f'`{flag}`' for flag in row.other_flags)}." if row.other_flags else ""
         valid = "a key" if row.secret else row.kind.valid
         for long, short in _SHORT:
             valid = re.sub(long, short, valid)
-        valid = f" *{_escaped(valid)}*" if valid else ""
-        default, text = _escaped(row.shown_default), _escaped(row.text)
-        lines.append(f"- `{getattr(row, name)}` ({default}): {text}.{also}{valid}\n")
-    return "".join(lines)
+        valid = f" *{_cell(valid)}*" if valid else ""
+        lines.append(f"| `{shown}` | {_cell(row.shown_default)} | {_cell(row.text)}.{also}{valid} |")
+    return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\n", " ").replace("<", "&lt;").replace("*", "\\*")
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

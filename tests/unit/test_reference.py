@@ -26,4 +26,4 @@ def test_every_command_and_setting_is_in_it_once() -> None:
         assert sum(line.startswith(f"### `orchestrator {command.name}") for line in lines) == 1
     for section in SECTIONS.values():
         for row in section.rows().values():
-            assert sum(line.startswith(f"- `{row.key}` (") for line in lines) == 1, row.key
+            assert sum(line.startswith(f"| `{row.key}` |") for line in lines) == 1, row.key

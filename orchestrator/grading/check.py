@@ -23,7 +23,7 @@ from orchestrator.grading.grade import (
     read_grade,
 )
 from orchestrator.grading.left_behind import LeftBehind
-from orchestrator.grading.panel import Output, delivered, policies
+from orchestrator.grading.panel import CURES, Output, delivered, policies
 from orchestrator.grading.scope import is_takeover, outermost
 from orchestrator.launch.base import Command, CommandEnd, CommandSandbox, Launcher
 from orchestrator.launch.names import WORKSPACE_DIR
@@ -222,7 +222,9 @@ class TaskChecker:
             reward = self._reward(graded)
             runs = (reward or 0) > found.floor or _has_run(graded, solved)
             found = replace(found, delivered=reward, runs_delivered=runs)
-        failures = tuple(f"{name} gets {found.panel[name]:g}, and must get 0" for name in found.winners)
+        failures = tuple(
+            f"{name} gets {found.panel[name]:g}, and must get 0{CURES.get(name, '')}" for name in found.winners
+        )
         failures += tuple(f"{name} breaks its grading" for name, reward in rewards.items() if reward is None)
         warnings = [] if self._library is not None else ["no library was preloaded: there is no C compiler here"]
         if found.runs_delivered:

@@ -15,6 +15,9 @@ from shlex import quote
 PLANTED = "/planted"  # where the library of `LIBRARY_C` lies while a script runs
 LIBRARY = "planted.so"
 PRELOAD = "ld.so.preload"
+EXITS = "os._exit"
+# What to do where a policy wins, if it is not the image's or the scope's doing.
+CURES = {EXITS: ": its tests take an exit code for a pass, and should judge by what was printed or reported"}
 _COMPILE_S = 60.0
 LIBRARY_C = """
 #include <fcntl.h>
@@ -125,7 +128,7 @@ def policies(outputs: Sequence[Output], cwd: str, *, library: bool) -> dict[str,
             "rm -rf /logs /tests; mkdir -p /planted-logs/verifier /planted-tests; ln -s /planted-logs /logs;"
             f" ln -s /planted-tests /tests; {_FORGE}\n{_put('/planted-tests/test.sh', _SHIM)}"
         ),
-        "os._exit": _programs(outputs, "import os\nos._exit(0)\n", "#!/bin/sh\nexit 0\n"),
+        EXITS: _programs(outputs, "import os\nos._exit(0)\n", "#!/bin/sh\nexit 0\n"),
     }
     if library:
         scripts[PRELOAD] = f"cp {PLANTED}/{LIBRARY} /usr/lib/{LIBRARY}; echo /usr/lib/{LIBRARY} > /etc/{PRELOAD}"

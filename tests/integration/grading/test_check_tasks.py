@@ -57,6 +57,10 @@ SOLVED: dict[str, tuple[str, str]] = {
     ),
     "network": (WRITES, "echo 'curl: (6) Could not resolve host: x' >&2\necho 0 > /logs/verifier/reward.txt\n"),
     "failing": ("#!/bin/sh\necho no such thing >&2; exit 3\n", READS),
+    "exit code": (
+        "#!/bin/sh\nprintf '#!/bin/sh\\nexit 0\\n' > /app/run.sh; chmod 755 /app/run.sh\n",
+        "[ -s /app/run.sh ] && /app/run.sh && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
+    ),
     "delivered": (
         "#!/bin/sh\nprintf '#!/bin/sh\\necho right\\n' > /app/answer.sh; chmod 755 /app/answer.sh\n",
         '[ "$(/app/answer.sh)" = right ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n',
@@ -117,9 +121,13 @@ async def test_each_fault_of_a_task_is_found_and_named(home: Path) -> None:
             "what they need"
         ],
         "failing": [f"its own solution gets 0, and must get 1; solve.sh ended with 3: no such thing; {MISSING}"],
+        "exit code": [
+            "os._exit gets 1, and must get 0: its tests take an exit code for a pass, "
+            "and should judge by what was printed or reported"
+        ],
         "delivered": [],
     }
-    assert (answer["passed"], answer["failed"], answer["unchecked"]) == (2, 6, 0)
+    assert (answer["passed"], answer["failed"], answer["unchecked"]) == (2, 7, 0)
     honest = tasks["honest"]
     assert (honest["solution"], honest["no_op"]) == ([1, 1, 1], [0, 0, 0])
     assert (honest["checked"]["scope"], honest["checked"]["source"]) == (["/app"], "reward.txt")

@@ -20,20 +20,21 @@ from tests.fakes import oci_images
 COMMAND = "import sys; from orchestrator.cli import main; sys.exit(main())"
 ROOT = Path(__file__).parents[2]
 GROUPS = 2
+DEADLINE_S = 280
 
 
 def orchestrator(
-    *arguments: str | Path, cwd: Path, python: str | Path = sys.executable
+    *arguments: str | Path, cwd: Path, python: str | Path = sys.executable, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Without any key, proxy or setting of whoever runs the tests."""
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return subprocess.run(
         [python, "-c", COMMAND, *arguments],
         cwd=cwd,
-        env=environment | {"XDG_CACHE_HOME": str(cwd / "cache")},
+        env=environment | {"XDG_CACHE_HOME": str(cwd / "cache")} | environ,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=DEADLINE_S,
     )
 
 
@@ -171,7 +172,8 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.C
     if (reason := oci_images.why_not()) is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("demo-code")
-    result = orchestrator("demo", "--tasks=code", "--env.run_dir=run", cwd=folder)
+    # With the usual store of images: filling one of its own takes minutes.
+    result = orchestrator("demo", "--tasks=code", "--env.run_dir=run", cwd=folder, **oci_images.CACHE)
     assert result.returncode == 0, result.stderr
     return folder / "run", result
 

@@ -143,5 +143,6 @@ def pack(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    what, *paths = sys.argv[1:]
-    print({"questions": make_questions, "code": make_code}[what](*map(Path, paths)))
+    what, *given = sys.argv[1:]
+    paths = [Path(name) for name in given]
+    print(make_code(*paths) if what == "code" else make_questions(*paths))

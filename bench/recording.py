@@ -1,10 +1,11 @@
-"""Makes the data of the package's demo from a finished run.
+"""Makes the data of the package's demo from finished runs.
 
-    python -m bench.recording RUN_DIR TASKS_JSONL TOKENIZER_FOLDER
+    python -m bench.recording questions RUN_DIR TASKS_JSONL TOKENIZER_FOLDER
+    python -m bench.recording code RUN_DIR...
 
-keeps what a replay needs of the run, the tasks of which every rollout was recorded, and the tokenizer without
+keeps what a replay needs of the runs, the tasks of which every rollout was recorded, and the tokenizer without
 the vocabulary that follows from its merges. Tasks of an earlier recording with the same model and settings stay
-if TASKS_JSONL has them, so a recording can be made in pieces. Nothing of the machine it was made on is kept.
+(if TASKS_JSONL has them), so a recording can be made in pieces. Nothing of the machine it was made on is kept.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import json
 import lzma
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.demo.recording import RECORDING, ROLLOUTS, ROOT, TASKS, Recording, lines
+from orchestrator.demo.recording import CODE_RECORDING, RECORDING, ROLLOUTS, ROOT, TASKS, Recording, lines
 from orchestrator.demo.tokenizer import PACKED, original
 from orchestrator.settings.table import EnvSettings
 
@@ -27,45 +29,73 @@ _COMPLETION = (
 )  # fmt: skip
 
 
-def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
+def make_questions(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
     """Writes the package data anew. Raises ValueError for a run that is not token-exact."""
-    facts = json.loads((run / "run.json").read_text("utf-8"))
-    if facts["token_ids"] != "exact":
-        raise ValueError(f"{run} was not recorded with exact token ids")
-    table = EnvSettings.rows().items()
-    env = {name: facts["config"]["env"][name] for name, row in table if "demo" in row.from_run}
-    model = facts["config"]["openai"][0]["model_name"]
+    model, env, by_task = _read(RECORDING, [run])
     rows = [json.loads(line) for line in tasks_file.read_text("utf-8").splitlines()]
-    by_task = {**_earlier(model, env), **_scored(run, env["group_size"])}
     rows = [row for row in rows if row["task_id"] in by_task]
-    kept = [line for row in rows for line in by_task[row["task_id"]]]
-
-    RECORDING.mkdir(exist_ok=True)
-    with lzma.open(ROLLOUTS, "wt", preset=9 | lzma.PRESET_EXTREME, encoding="utf-8") as file:
-        file.writelines(_dumps(line) + "\n" for line in kept)
-    counts = {"tasks": len(rows), "rollouts": len(kept)}
-    facts = {"schema": 1, "model": model, **counts, "token_ids": "exact", "env": env}
-    (RECORDING / "run.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    _write(RECORDING, model, env, [by_task[row["task_id"]] for row in rows])
     _copy_tasks(rows, tasks_file.parent)
     pack(tokenizer_folder)
-    return Recording(model, env, **counts)
+    return Recording.read(RECORDING)
 
 
-def _earlier(model: str, env: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def make_code(*runs: Path) -> Recording:
+    """Writes the recording of code tasks anew. Raises ValueError for a run that is not token-exact."""
+    model, env, by_task = _read(CODE_RECORDING, runs)
+    _write(CODE_RECORDING, model, env, [by_task[task] for task in sorted(by_task)])
+    return Recording.read(CODE_RECORDING)
+
+
+Rollouts = list[dict[str, Any]]
+
+
+def _read(folder: Path, runs: Sequence[Path]) -> tuple[str, dict[str, Any], dict[str, Rollouts]]:
+    """(the model, the settings, task -> its rollouts) of the runs, which have one model and the same settings, and
+    of the recording in the folder."""
+    told = [json.loads((run / "run.json").read_text("utf-8")) for run in runs]
+    if any(facts["token_ids"] != "exact" for facts in told):
+        raise ValueError("not recorded with exact token ids")
+    table = EnvSettings.rows().items()
+    names = [name for name, row in table if "demo" in row.from_run]
+    made = [
+        (facts["config"]["openai"][0]["model_name"], {n: facts["config"]["env"][n] for n in names})
+        for facts in told
+    ]
+    model, env = made[0]
+    if any(other != made[0] for other in made):
+        raise ValueError("the runs have other models or settings")
+    by_task = _earlier(folder, model, env)
+    for run in runs:
+        by_task |= _scored(run, env["group_size"])
+    return model, env, by_task
+
+
+def _write(folder: Path, model: str, env: dict[str, Any], groups: list[Rollouts]) -> None:
+    folder.mkdir(exist_ok=True)
+    kept = [line for group in groups for line in group]
+    with lzma.open(folder / ROLLOUTS, "wt", preset=9 | lzma.PRESET_EXTREME, encoding="utf-8") as file:
+        file.writelines(_dumps(line) + "\n" for line in kept)
+    counts = {"tasks": len(groups), "rollouts": len(kept)}
+    facts = {"schema": 1, "model": model, **counts, "token_ids": "exact", "env": env}
+    (folder / "run.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+
+
+def _earlier(folder: Path, model: str, env: dict[str, Any]) -> dict[str, Rollouts]:
     """Task → its rollouts, of the package's recording if it has the same model and settings."""
-    if not (RECORDING / "run.json").exists():
+    if not (folder / "run.json").exists():
         return {}
-    before = Recording.read()
-    by_task: dict[str, list[dict[str, Any]]] = {}
+    before = Recording.read(folder)
+    by_task: dict[str, Rollouts] = {}
     if (before.model, before.env) == (model, env):
-        for line in lines():
+        for line in lines(folder):
             by_task.setdefault(line["task_id"], []).append(line)
     return by_task
 
 
-def _scored(run: Path, group_size: int) -> dict[str, list[dict[str, Any]]]:
+def _scored(run: Path, group_size: int) -> dict[str, Rollouts]:
     """Task → its rollouts by index, for tasks of which every rollout was scored."""
-    by_task: dict[str, list[dict[str, Any]]] = {}
+    by_task: dict[str, Rollouts] = {}
     with (run / "rollouts.jsonl").open(encoding="utf-8") as file:
         for line in map(json.loads, file):
             if line.get("score") is not None:
@@ -113,4 +143,6 @@ def pack(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(make(*map(Path, sys.argv[1:4])))
+    what, *given = sys.argv[1:]
+    paths = [Path(name) for name in given]
+    print(make_code(*paths) if what == "code" else make_questions(*paths))

@@ -89,7 +89,7 @@ def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | Non
 
     resumed = layer.get("env.resume")
     if command.name == "demo" and resumed is not None and resumed.value is not None:
-        import_module(command.module).demand_demo(resumed.value)  # before `resolve` asks whose run it is
+        import_module(command.module).demand_demo(resumed.value, own["tasks"])  # before `resolve` asks whose run
     run_directory = own[command.settings_of] if command.settings_of else None
     config = resolve(layer, run=run_directory, command=command.name)
     if command.samples and not command.without_endpoint:

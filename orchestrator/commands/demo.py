@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.commands import process
-from orchestrator.demo.recording import RECORDING, Recording
+from orchestrator.demo.recording import CODE_BASE, CODE_RECORDING, RECORDING, Recording
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.host.launcher_kind import launcher_kind
@@ -22,31 +22,34 @@ from orchestrator.launch.image.build import ensure_image, is_current
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.build import ensure_stored
+from orchestrator.launch.oci.machine import why_not_here
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.run.files import read_run, saved_env
 from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
-from orchestrator.settings.saved import DEMO_TASKS
 from orchestrator.settings.table import EnvSettings
+from orchestrator.settings.tasks import DEMO_TASKS
 from orchestrator.terminal.closing import print_wrapped
 
 LOCAL_REQUESTS = 2  # at a time: more only take CPU time from each other
 STOP_S = 10.0
 ENGINE_TIMEOUT_S = 30
 _PR_SET_PDEATHSIG = 1
+_RECORDINGS = {"questions": RECORDING, "code": CODE_RECORDING}
 
 
-def run(config: Config, live: bool) -> int:
-    """Returns the exit code of `process`. Raises EnvironmentUnusable without Docker, and with `live` without a
-    local model; ConfigError where `env.resume` names a run that is not the demo's."""
-    recording = Recording.read()
+def run(config: Config, tasks: str, live: bool) -> int:
+    """Returns the exit code of `process`. Raises EnvironmentUnusable where no sandbox can be made, and with `live`
+    without a local model; ConfigError where `env.resume` names a run that is not the demo's."""
+    recording = Recording.read(_RECORDINGS[tasks])
     if config.env.resume is not None:
-        demand_demo(config.env.resume)
+        demand_demo(config.env.resume, tasks)
+    env = _that_grades(config.env) if tasks == "code" else _with_launcher(config.env)
     print_wrapped(_first_line(recording, live), sys.stdout)
-    config = replace(config, env=_with_launcher(config.env))
+    config = replace(config, env=replace(env, **recording.env, dataset=DEMO_TASKS[tasks]))
     _need_image(config.env)
     if not live:
-        server = OpenAISettings(base_url=f"replay:{RECORDING}", model_name=recording.model)
+        server = OpenAISettings(base_url=f"replay:{recording.folder}", model_name=recording.model)
         return process.run(_demo(config, recording, server, str(unpack())))
     with _local_model() as model:
         server = OpenAISettings(base_url=model["base_url"], model_name=model["model_name"])
@@ -55,9 +58,13 @@ def run(config: Config, live: bool) -> int:
         return process.run(_demo(replace(config, env=env), recording, server, model["tokenizer"]), "demo --live")
 
 
-def demand_demo(directory: Path) -> None:
-    """Raises ConfigError for a run directory that is not the demo's."""
-    if saved_env(dict(read_run(directory))).get("dataset") != DEMO_TASKS:
+def demand_demo(directory: Path, tasks: str) -> None:
+    """Raises ConfigError for a run directory that is not the demo's, or has its other tasks."""
+    dataset = saved_env(dict(read_run(directory))).get("dataset")
+    for other in DEMO_TASKS.keys() - {tasks}:
+        if dataset == DEMO_TASKS[other]:
+            raise ConfigError(f"env.resume: the run in {directory} plays the {other}: give --tasks {other}")
+    if dataset != DEMO_TASKS[tasks]:
         raise ConfigError(
             f"env.resume: the run in {directory} was not made by `orchestrator demo`; continue it with "
             f"`orchestrator process --env.resume {directory}`"
@@ -70,9 +77,11 @@ def _first_line(recording: Recording, live: bool) -> str:
             f"demo: all of it is live; {recording.model} runs on this machine's CPU, "
             "which takes minutes for each group (its first start fetches 1.1 GB)"
         )
+    graded = recording.env["scoring_strategy"] == "grader"
+    live_too = "the tests that grade in other containers" if graded else "tools, scores"
     return (
         f"demo: recorded is what {recording.model} said, token by token, in {recording.rollouts} rollouts of "
-        f"{recording.tasks} tasks; live are the containers, the code they run, tools, scores and groups"
+        f"{recording.tasks} tasks; live are the containers, the code they run, {live_too} and groups"
     )
 
 
@@ -80,9 +89,6 @@ def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenize
     """The operator's settings where there is a choice, the recording's elsewhere; no keys, so no web tools."""
     env = replace(
         config.env,
-        **recording.env,
-        dataset=DEMO_TASKS,
-        launcher=config.env.launcher,
         total_steps=config.env.total_steps if config.env.total_steps > 0 else recording.tasks,
         tokenizer_name=tokenizer,
         token_source="exact",  # noqa: S106 - no password
@@ -103,12 +109,23 @@ def _with_launcher(env: EnvSettings) -> EnvSettings:
     return replace(env, launcher="oci") if kind == "oci" else env
 
 
+def _that_grades(env: EnvSettings) -> EnvSettings:
+    """With what code tasks need, in place of Docker. Raises EnvironmentUnusable, ConfigError."""
+    if env.launcher not in ("auto", "oci"):
+        raise ConfigError(f"env.launcher: code tasks need oci, not {env.launcher}")
+    if (reason := why_not_here(env.oci_runtime, frozenset(env.waive_hardening))) is not None:
+        raise EnvironmentUnusable(f"code tasks need the launcher oci, which does not work here: {reason}")
+    images = {CODE_BASE: env.sandbox_image}  # no registry is asked
+    return replace(env, launcher="oci", sandbox_root="writable", base_images=images)
+
+
 def _need_image(env: EnvSettings) -> None:
     """Builds the default image unless it is there as this installation makes it; an image of another name is the
     operator's to build. Raises EnvironmentUnusable."""
     if env.sandbox_image != DEFAULT_IMAGE:
         return
-    if is_current(_labels(env), BuildContext.read(context_root()).digest, None):
+    digest = BuildContext.read(context_root()).digest
+    if all(is_current(labels, digest, None) for labels in _labels(env)):
         return
     say = partial(print, file=sys.stderr, flush=True)
     say(f"building the sandbox image {env.sandbox_image}: this once, a few minutes")
@@ -118,14 +135,22 @@ def _need_image(env: EnvSettings) -> None:
         asyncio.run(ensure_image(env.sandbox_image, progress=say))
 
 
-def _labels(env: EnvSettings) -> Mapping[str, str]:
-    """The image's; none if it is not there. Raises EnvironmentUnusable."""
+def _labels(env: EnvSettings) -> Iterator[Mapping[str, str]]:
+    """The image's, wherever it has to be; none where it is not there. Raises EnvironmentUnusable."""
     if env.launcher == "oci":
         stored = ImageStore().find(env.sandbox_image)
-        return {} if stored is None else stored.config.get("Labels") or {}
-    with closing(connect(ENGINE_TIMEOUT_S)) as engine:
+        yield {} if stored is None else stored.config.get("Labels") or {}
+        if not env.base_images:
+            return
+    try:
+        engine = connect(ENGINE_TIMEOUT_S)
+    except EnvironmentUnusable:
+        if env.launcher == "oci":
+            return  # buildah builds the tasks' images on the stored one
+        raise
+    with closing(engine):
         image = inspect_image(engine, env.sandbox_image)
-    return {} if image is None else (image.get("Config") or {}).get("Labels") or {}
+    yield {} if image is None else (image.get("Config") or {}).get("Labels") or {}
 
 
 @contextmanager

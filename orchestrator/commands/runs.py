@@ -20,7 +20,7 @@ from orchestrator.run.frames import is_compressed
 from orchestrator.run.lenient import lines_from, mapping, objects, text
 from orchestrator.run.prices import PriceList, Prices
 from orchestrator.run.tally import Tally
-from orchestrator.settings.saved import DEMO_TASKS
+from orchestrator.settings.tasks import DEMO_TASKS
 from orchestrator.terminal.closing import share
 from orchestrator.terminal.console import Console, plain_table
 
@@ -102,7 +102,8 @@ def _command(directory: Path, description: dict[str, Any]) -> str:
         return text(named, 20)
     if (directory / _POSITION_FILE).exists():
         return "serve"
-    return {DEMO_TASKS: "demo", "tasks of a program": "library"}.get(str(description.get("tasks")), "process")
+    of_tasks = dict.fromkeys(DEMO_TASKS.values(), "demo") | {"tasks of a program": "library"}
+    return of_tasks.get(str(description.get("tasks")), "process")
 
 
 def _counted(directory: Path, description: dict[str, Any], prices: Prices | None) -> dict[str, Any]:

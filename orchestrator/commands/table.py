@@ -11,7 +11,7 @@ from orchestrator.settings.kinds import Choice, File, Files, Flag, Integer, Kind
 from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.settings.row import Setting
 from orchestrator.settings.sandbox import SandboxSettings
-from orchestrator.settings.tasks import TaskSettings
+from orchestrator.settings.tasks import DEMO_TASKS, TaskSettings
 
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
 _SCORE = Number(at_least=0, at_most=1)
@@ -46,7 +46,16 @@ COMMANDS = (
     Command(
         "demo",
         "plays a recorded run of a real model through live sandboxes; needs no model, key or GPU",
-        options=(_option("live", Flag(), "run the model itself, on this machine's CPU", default=False),),
+        options=(
+            _option(
+                "tasks",
+                Choice(tuple(DEMO_TASKS)),
+                "what is played; code: some of examples/code-tasks, graded in sandboxes of their own; needs the "
+                "launcher oci",
+                default="questions",
+            ),
+            _option("live", Flag(), "run the model itself, on this machine's CPU", default=False),
+        ),
     ),
     Command(
         "init",

@@ -1,4 +1,4 @@
-"""The recorded run: its settings, rollouts and tasks. `bench/recording.py` makes them from a finished run."""
+"""The recorded runs: their settings, rollouts and tasks. `bench/recording.py` makes them from finished runs."""
 
 from __future__ import annotations
 
@@ -10,37 +10,54 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.tasks.base import Source
+from orchestrator.tasks.harbor.source import harbor_tasks
 from orchestrator.tasks.jsonl import jsonl_tasks
 
 ROOT = Path(__file__).resolve().parent
 RECORDING = ROOT / "recording"
+CODE_RECORDING = ROOT / "code"
 TASKS = ROOT / "tasks.jsonl"
-ROLLOUTS = RECORDING / "rollouts.jsonl.xz"
+ROLLOUTS = "rollouts.jsonl.xz"  # of each recording
+CODE_BASE = "python:3.12-slim"  # what the images of code tasks begin with
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """How the run was made. `env`: the settings that a replay needs for the same prompts."""
+    """How a run was made. `env`: the settings that a replay needs for the same prompts."""
 
+    folder: Path
     model: str
     env: dict[str, Any]
     tasks: int
     rollouts: int
 
     @classmethod
-    def read(cls) -> Recording:
-        """The recording in this package."""
-        facts = json.loads((RECORDING / "run.json").read_text("utf-8"))
-        return cls(facts["model"], facts["env"], facts["tasks"], facts["rollouts"])
+    def read(cls, folder: Path = RECORDING) -> Recording:
+        """One of this package."""
+        facts = json.loads((folder / "run.json").read_text("utf-8"))
+        return cls(folder, facts["model"], facts["env"], facts["tasks"], facts["rollouts"])
 
 
-def lines() -> Iterator[dict[str, Any]]:
+def lines(folder: Path = RECORDING) -> Iterator[dict[str, Any]]:
     """What is kept of each recorded rollout."""
-    with lzma.open(ROLLOUTS) as file:
+    with lzma.open(folder / ROLLOUTS) as file:
         for line in file:
             yield json.loads(line)
 
 
 def tasks() -> Source:
-    """The tasks of the recording; their files are found wherever this package is installed."""
+    """The tasks with answers that were recorded; their files are found wherever this package is installed."""
     return jsonl_tasks(TASKS, name="demo")
+
+
+def code_tasks() -> Source:
+    """Those of `examples/code-tasks` that were recorded."""
+    recorded = {line["task_id"] for line in lines(CODE_RECORDING)}
+    every = harbor_tasks(code_tasks_folder(), name="demo", split="")
+    return Source("demo", lambda: (task for task in every.read() if task.task_id in recorded))
+
+
+def code_tasks_folder() -> Path:
+    """In the installed package, or in the source checkout."""
+    installed = ROOT / "code-tasks"
+    return installed if installed.is_dir() else ROOT.parents[1] / "examples" / "code-tasks"

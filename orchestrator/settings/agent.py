@@ -114,7 +114,7 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
         "calls OpenAI's or Anthropic's API",
         resume=Resume.CODE,
         commands=(*RUNS, "replay"),
-        from_run=("replay",),
+        from_run=("demo", "replay"),
     )
     program_preload: tuple[str, ...] = row(
         (),

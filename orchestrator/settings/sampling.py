@@ -99,6 +99,7 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
         Choice(("auto", "json", "fenced", *get_args(CallFormat))),
         "how the model writes calls of tools; auto: as its chat template shows; json (tool_calling) and fenced "
         "(shell): in its text, as JSON or in bash blocks, which is auto where the template shows no format",
+        from_run=("demo",),
     )
     use_chat_completion: bool = row(
         True,

@@ -18,6 +18,7 @@ from orchestrator.run.files import RUN_FILE, groups_file_of, read_run
 from orchestrator.run.proof import is_own
 from orchestrator.settings.row import Entry, Layer, Resume, Setting, put
 from orchestrator.settings.table import SECTIONS
+from orchestrator.settings.tasks import DEMO_TASKS
 from orchestrator.tasks import may_bring_images
 
 MODEL = "openai.model_name"
@@ -26,7 +27,6 @@ GROUPS_PATH = "env.data_path_to_save_groups"
 LAUNCHER = "env.launcher"
 DATASET = "env.dataset"
 DOCKERFILES = "env.dockerfiles"
-DEMO_TASKS = "python:orchestrator.demo.recording:tasks"  # comes with this package, so any run may name it
 _KEY_MARK = "[key]"
 _SHOWN_CHARACTERS = 300
 
@@ -139,7 +139,7 @@ class SavedSettings:
         if row.resume is Resume.SIZE:
             return not self.own and _needs_consent(row, value)
         images = not self.own and command == "replay" and _brings_images(row.key, value, env)
-        return images or (value != DEMO_TASKS and _needs_consent(row, value))
+        return images or (value not in DEMO_TASKS.values() and _needs_consent(row, value))
 
     def demand_models(self, servers: Sequence[Layer]) -> None:
         """Raises ConfigError unless the models are the run's. The servers' addresses may differ."""

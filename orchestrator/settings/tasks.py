@@ -11,6 +11,10 @@ from orchestrator.settings.row import RUNS, TASKS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.tasks.base import COLUMNS
 
+DEMO_TASKS = {  # by `demo --tasks`; they come with this package, so any run may name them
+    "questions": "python:orchestrator.demo.recording:tasks",
+    "code": "python:orchestrator.demo.recording:code_tasks",
+}
 _DATASET = re.compile(rf"gaia|(?:harbor|jsonl|csv|hf|reasoning_gym):\S.*|python:{OBJECT}")
 _EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
 

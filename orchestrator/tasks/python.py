@@ -68,7 +68,8 @@ def _task(row: object, spec: str, place: str) -> Task | BadTask:
     for file in row.attachments:
         if (pointer := pointer_in(file.path)) is not None:
             return BadTask(row.task_id, f"file {ascii(file.name)[:120]} is {pointer}")
-    return replace(row, **own)
+    # An empty cwd is the image's own, which `surroundings` does not know of.
+    return replace(row, **own | ({"cwd": ""} if row.cwd == "" else {}))
 
 
 def _unfit_answers(answer: object, others: object) -> str:

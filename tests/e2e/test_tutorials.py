@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.run.lines import texts
 from orchestrator.tasks.gaia.download import ANNOTATED
-from tests.e2e.endpoint import answers, says, scripted_endpoint
+from tests.e2e.endpoint import answers, scripted_endpoint
 from tests.e2e.guide import Followed, follow
-from tests.fakes import ray_cluster
+from tests.fakes import oci_images, ray_cluster
 from tests.fakes.hub import FakeHub
 from tests.fakes.runs import ROOT, lines
 from tests.fakes.tokenizer import tokenizer_folder
@@ -24,14 +24,10 @@ from tests.integration.test_download_gaia import annotated_tree
 pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
 
 PAGES = ROOT / "docs" / "tutorials"
-SOLUTION = "import os\nos.makedirs('output', exist_ok=True)\nopen('output/solution.py', 'w').write({!r})"
+JOIN = "def join_names(names):\n    return ', '.join(names)\n"  # right for at most one name
 SCRIPT = {
     "19 + 23": [[answers("42")], [answers("41")]],
     "6 times 9": [[answers("'fifty-four'")], [answers("42")]],
-    "function double": [
-        [says("I write it.", SOLUTION.format("def double(x):\n    return x + x\n")), answers("'done'")],
-        [says("I write it.", SOLUTION.format("def double(x):\n    return 2 * abs(x)\n")), answers("'done'")],
-    ],
 }
 
 
@@ -91,9 +87,24 @@ def test_own_agent(home: Path) -> None:
         assert {line["outcome"] for line in followed.rollouts("agent")} == {"finished"}
 
 
-def test_code_tasks(home: Path) -> None:
-    with scripted_endpoint(SCRIPT) as endpoint, follow(page("code-tasks", endpoint.base_url), home) as followed:
-        assert followed.scores("code") == [pytest.approx(1 / 3), 1.0]
+@pytest.mark.skipif(oci_images.why_not() is not None, reason=oci_images.why_not() or "")
+def test_harbor(home: Path) -> None:
+    oci_images.stored_image()
+    shutil.copytree(ROOT / "examples", home / "examples")
+    fixed = "```bash\nsed -i 's/ - 1//' total.py\n```"
+    script = {
+        "function `total(prices)`": [[fixed, "Done."], ["It is right as it is."]],
+        "function `join_names(names)`": [[f"```bash\ncat > names.py <<'END'\n{JOIN}END\n```", "Done."], ["No."]],
+    }
+    with scripted_endpoint(script, "--dialect", "vllm", by="seed") as endpoint:
+        text = page("harbor", "ENDPOINT", **{"8000": str(free_port())}).replace("ENDPOINT", endpoint.base_url)
+        with follow(text, home) as followed:
+            assert {line["score"] for line in followed.rollouts("tasks")} <= {0.0, 0.3333, 1.0}
+            assert {line["outcome"] for line in followed.rollouts("tasks")} == {"finished"}
+            assert len(lines(home / "runs" / "served" / "groups.jsonl")) >= 2
+    trials = home / "runs" / "tasks" / "export-harbor"
+    assert len(list(trials.rglob("trajectory.json"))) == 8
+    assert any(" passed" in said for command, said in followed.said.items() if "check-tasks" in command)
 
 
 def test_rl(home: Path) -> None:

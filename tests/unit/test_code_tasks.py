@@ -95,9 +95,9 @@ def test_the_table_has_the_task_as_it_is(task: Path) -> None:
 def test_tests_know_what_the_images_hold() -> None:
     log = FOLDER / "log-report"
     assert (log / "tests/access.log").read_bytes() == (log / "environment/access.log").read_bytes()
-    config = FOLDER / "repair-config"
-    broken = (config / "environment/config.json").read_text()
-    assert "".join(f"    {line}\n" for line in broken.splitlines()) in (config / "instruction.md").read_text()
+    for task, file in (("repair-config", "config.json"), ("fix-sum", "total.py")):
+        lines = (FOLDER / task / "environment" / file).read_text().splitlines()
+        assert "".join(f"    {line}\n" for line in lines) in (FOLDER / task / "instruction.md").read_text()
     photos = FOLDER / "rename-photos"
     made = re.findall(r"'([^']+)'", (photos / "environment/Dockerfile").read_text())
     known = re.findall(r'"([^"]+\.[^"]+)"', (photos / "tests/grade.py").read_text().partition("FOLDER")[0])

@@ -40,6 +40,7 @@ def bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         (("process", "--env.group_s"), ["--env.group_size"]),
         (("process", "--env.launcher", ""), ["auto", "docker", "oci", "process"]),
         (("export", "run", "--format", "d"), ["dpo"]),
+        (("demo", "--tasks", ""), ["questions", "code"]),
         (("completion", ""), ["bash", "zsh", "fish"]),
         (("process", "--env.launcher", "=", "d"), ["docker"]),
         (("process", "--env.launcher", "="), ["auto", "docker", "oci", "process"]),

@@ -124,6 +124,7 @@ def test_commands_are_told_by_what_runs_leave(tmp_path: Path, listed) -> None:
     for name, facts, file in (
         ("e", {"command": "evaluate"}, None),
         ("d", {"tasks": "python:orchestrator.demo.recording:tasks"}, None),
+        ("c", {"tasks": "python:orchestrator.demo.recording:code_tasks"}, None),
         ("l", {"tasks": "tasks of a program"}, None),
         ("s", {}, "position.json"),
     ):
@@ -131,7 +132,9 @@ def test_commands_are_told_by_what_runs_leave(tmp_path: Path, listed) -> None:
         (tmp_path / name / "run.json").write_text(json.dumps(facts))
         if file:
             (tmp_path / name / file).write_text("{}")
-        wanted[str(tmp_path / name)] = {"e": "evaluate", "d": "demo", "l": "library", "s": "serve"}[name]
+        wanted[str(tmp_path / name)] = {"e": "evaluate", "d": "demo", "c": "demo", "l": "library", "s": "serve"}[
+            name
+        ]
     (tmp_path / "no-run").mkdir()
     found = listed(tmp_path)
     assert {one["run"]: one["command"] for one in found} == wanted

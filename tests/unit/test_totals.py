@@ -214,7 +214,7 @@ def test_of_an_attempt_that_comes_again_the_last_line_counts(tmp_path: Path) -> 
     append(tmp_path / "rollouts.jsonl", ungraded, a_line(0, 0), a_line(0, 1), a_line(0, 1, 1))
     totals = read_run(tmp_path, None).totals
     assert (totals.attempts, totals.scored) == (3, 3)
-    assert totals.shown()["outcomes"] == [("finished", 3)]
+    assert totals.shown()["outcomes"] == [("finished", 3, 3)]
     assert totals.shown()["not_scored"] == []
     assert [told.times for told in totals.drawn_again.values()] == [1], "the same attempt is no further draw"
 

@@ -113,3 +113,10 @@ def test_arrays_of_numpy_are_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(several, Task)
     assert isinstance(one, Task)
     assert (several.answer, several.other_answers, one.answer) == ("4", ("four",), "7")
+
+
+def test_a_task_keeps_the_working_directory_of_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "given", lambda: [Task("t", "?", "a", cwd="")], raising=False)
+    (task,) = open_tasks(f"python:{__name__}:given", dataset_path=Path("."), split="")
+    assert isinstance(task, Task)
+    assert task.cwd == ""

@@ -153,12 +153,12 @@ function coursePanel() {
     return [mean(some.map((r) => r.score)), mean(some.map((r) => Number(isCorrect(r))))];
   });
   for (const [line, name] of [[0, "score"], [1, "solved"]]) {
-    const points = means.map((both, place) => `${20 + (place * 390) / (COURSE_BINS - 1)},${125 - 110 * Math.max(0, Math.min(1, both[line]))}`);
+    const points = means.map((both, place) => `${28 + (place * 382) / (COURSE_BINS - 1)},${125 - 110 * Math.max(0, Math.min(1, both[line]))}`);
     chart.append(svg("polyline", { points: points.join(" "), class: name, fill: "none" }));
   }
   for (const tick of [0, 0.5, 1]) {
-    chart.append(svg("line", { x1: 20, x2: 412, y1: 125 - 110 * tick, y2: 125 - 110 * tick }),
-      svg("text", { x: 16, y: 129 - 110 * tick, "text-anchor": "end" }, String(tick)));
+    chart.append(svg("line", { x1: 28, x2: 412, y1: 125 - 110 * tick, y2: 125 - 110 * tick }),
+      svg("text", { x: 23, y: 129 - 110 * tick, "text-anchor": "end" }, String(tick)));
   }
   const legend = el("p", "legend", el("i", "mean"), "mean score ", el("i", "correct"), "share solved", el("span", "", `${counted(timed.length, "rollout")}, the oldest on the left`));
   return panel("Scores over time", chart, legend, policyBars(timed));

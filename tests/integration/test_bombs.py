@@ -37,7 +37,7 @@ READERS = {
     ),
     "torn": "from orchestrator.run.directory import RunDirectory; RunDirectory(run, resume=True)",
     "verify": "from orchestrator.commands.verify import run as verify; verify(run)",
-    "view": "from orchestrator.commands.view import run as view; view(run, run / 'page.html', 'none', False)",
+    "view": "from orchestrator.commands import view; view.run(run, run / 'page.html', 'none', False, *[None] * 6)",
 }
 READ = """
 import resource, sys

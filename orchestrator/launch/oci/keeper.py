@@ -341,7 +341,10 @@ def _cleared(folder: str) -> bool:
         with open(file) as text:
             groups = {*json.load(text)["cgroup_paths"].values()}
         for group in groups:
-            os.rmdir(group)
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # of an ordinary user, in hierarchies that are not its own
+                os.rmdir(group)
         os.unlink(file)  # last but the folder: until then `runc delete` knows the container
         os.rmdir(folder)
     except (OSError, ValueError, LookupError):

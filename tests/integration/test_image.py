@@ -24,6 +24,7 @@ from orchestrator.launch.image.build import LABEL_CONTEXT, BuiltImage, ensure_im
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.image.wheels import wheels_cache
 from orchestrator.launch.names import IMAGE_REPOSITORY, LABEL_RUNTIME, LABEL_STAGE
+from orchestrator.launch.owner import Owner, this_process
 from tests.fakes.runs import ROOT
 from tests.fakes.wheel import installed_wheel
 
@@ -55,9 +56,11 @@ async def scratch_tag(engine: docker.DockerClient) -> AsyncIterator[str]:
 
 
 def _stages(engine: docker.DockerClient) -> set[str]:
+    """Those of this process, and of processes that have ended: others may be building now."""
     filters = {"label": LABEL_STAGE}
-    containers = {container["Id"] for container in engine.api.containers(all=True, filters=filters)}
-    return containers | {image["Id"] for image in engine.api.images(all=True, filters=filters)}
+    there = engine.api.containers(all=True, filters=filters) + engine.api.images(all=True, filters=filters)
+    owners = {each["Id"]: Owner.parse(each["Labels"][LABEL_STAGE]) for each in there}
+    return {name for name, it in owners.items() if it is None or it == this_process() or it.is_dead}
 
 
 @dataclass(frozen=True, slots=True)

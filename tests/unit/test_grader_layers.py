@@ -26,7 +26,7 @@ DIGEST = "a" * 64
 @pytest.mark.parametrize(
     ("given", "hosts"),
     [
-        ("pypi.org, files.pythonhosted.org", ("pypi.org", "files.pythonhosted.org")),
+        ("packages.example, files.example", ("packages.example", "files.example")),
         ('["[::1]:8080", "127.0.0.1:80"]', ("[::1]:8080", "127.0.0.1:80")),
         ("*", ("*",)),
         ("none", ()),
@@ -38,7 +38,8 @@ def test_hosts_are_named_with_commas_or_as_a_list(given: object, hosts: tuple[st
 
 
 @pytest.mark.parametrize(
-    "given", ["https://pypi.org", "a b", "*.org", "pypi.org:", "pypi.org/simple", "a,,b", {"a": 1}]
+    "given",
+    ["https://packages.example", "a b", "*.org", "packages.example:", "packages.example/simple", "a,,b", {"a": 1}],
 )
 def test_what_is_no_host_is_refused(given: object) -> None:
     with pytest.raises(ConfigError, match=r"env\.grader_network: must be HOST,HOST or a JSON list"):

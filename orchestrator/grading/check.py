@@ -12,7 +12,6 @@ from orchestrator.errors import RolloutError, SandboxLostError, ScorerError
 from orchestrator.grading.dry_run import DryRuns
 from orchestrator.grading.grade import (
     LEFT_RUNNING,
-    MARGIN_S,
     NOT_THE_TESTS,
     SANDBOX_FAILED,
     command_of,
@@ -155,7 +154,7 @@ class TaskChecker:
     async def _changed_by_healthcheck(self) -> frozenset[Change]:
         """Before anybody works there: none of it is the solution's."""
         async with self._launcher.run(self._spec, nothing := self._script("exit 0")) as box:
-            demand_healthy(await end_of(box, nothing.longest_s + MARGIN_S))
+            demand_healthy(await end_of(box, nothing))
             return frozenset((await box.changes() or Difference()).changes)
 
     async def _unsolved(self, found: TaskCheck, graded: Grade) -> TaskCheck:
@@ -190,7 +189,7 @@ class TaskChecker:
             timeout_s=command.timeout_s + self._solve_s,
         )
         async with self._launcher.run(grading_spec(self._spec, grader), both) as box:
-            end = await end_of(box, both.longest_s + MARGIN_S)
+            end = await end_of(box, both)
             return self._reward(await asyncio.to_thread(read_grade, box, grader, end))
 
     def _learn(self, difference: Difference) -> None:
@@ -266,7 +265,7 @@ class TaskChecker:
         for tries_left in reversed(range(_SANDBOX_TRIES)):
             try:
                 async with self._launcher.run(self._spec, command) as box:
-                    end = await end_of(box, command.longest_s + MARGIN_S)
+                    end = await end_of(box, command)
                     demand_healthy(end)
                     if end.error:
                         self._no_start = f"{command.argv[0]} cannot be run: {end.error}"

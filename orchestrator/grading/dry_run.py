@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from orchestrator.grading.grade import MARGIN_S, command_of, end_of, grading_spec
+from orchestrator.grading.grade import command_of, end_of, grading_spec
 from orchestrator.launch.base import Launcher, SavedLayer, TooMuch
 from orchestrator.launch.egress import Egress
 from orchestrator.launch.image.site import Site
@@ -56,7 +56,7 @@ class DryRuns:
         )
         dropped, merged = left_out((grader.cwd or task.cwd or WORKSPACE_DIR, *(grader.declared or ())), work)
         async with launcher.run(grading_spec(spec, grader), command) as box:
-            end = await end_of(box, command.timeout_s + MARGIN_S)
+            end = await end_of(box, command)
 
             def fill(folder: Path) -> SavedLayer:
                 return box.save_layer(folder, dropped, merged)

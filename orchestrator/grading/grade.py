@@ -92,7 +92,7 @@ async def _collected(
         user = spec.user if collect.user is None else collect.user
         over = State(states) if states else None
         box = await stack.enter_async_context(launcher.run(replace(spec, user=user, preload=()), command, over))
-        await end_of(box, command.longest_s + MARGIN_S)
+        await end_of(box, command)
         states = (box, *states)
     return states
 
@@ -130,14 +130,15 @@ async def _graded(
     layer = State(states, scope.kept, scope.dropped, scope.merged) if states else None
     command = command_of(task, grader)
     async with launcher.run(spec, command, layer) as box:
-        end = await end_of(box, command.longest_s + MARGIN_S)
+        end = await end_of(box, command)
         cpu_s = await box.cpu_s()
         read = await asyncio.to_thread(read_grade, box, grader, end)
     return replace(read, scope=scope.scope, kept=scope.paths, duration_s=end.duration_s, cpu_s=cpu_s)
 
 
-async def end_of(box: CommandSandbox, timeout_s: float) -> CommandEnd:
+async def end_of(box: CommandSandbox, command: Command) -> CommandEnd:
     """How its command ended. Raises SandboxLostError."""
+    timeout_s = command.longest_s + MARGIN_S
     try:
         async with asyncio.timeout(timeout_s):
             return await box.command_end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Iterator
@@ -10,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ScorerError
+from orchestrator.errors import SandboxLostError, ScorerError
+from orchestrator.grading import grade
 from orchestrator.grading.cases import case_results
 from orchestrator.grading.left_behind import LeftBehind
 from orchestrator.grading.reports import test_results as results_of
 from orchestrator.grading.rewards import read_rewards
 from orchestrator.grading.scope import MERGED, in_scope, is_takeover, outermost
+from orchestrator.launch.base import Command, CommandEnd
 from orchestrator.launch.oci.commands import command_end
 from orchestrator.scorers.grader import GraderScorer
-from orchestrator.types import Case, Checked, Grade, Grader
+from orchestrator.types import Case, Checked, Grade, Grader, Healthcheck
 from orchestrator.types import TestResult as Result
 from tests.fakes.plans import a_record
 
@@ -284,3 +287,19 @@ def test_names_of_results_are_bounded_text(logs: Path, left: LeftBehind) -> None
     assert isinstance(result, Result)
     assert len(result.name.encode()) < 400
     assert result.outcome == "error"
+
+
+async def test_a_command_may_take_what_its_healthcheck_and_its_cases_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a margin of nothing: whoever grades, checks or fetches waits for as long as all of it can take."""
+    monkeypatch.setattr(grade, "MARGIN_S", 0.0)
+
+    class Box:
+        async def command_end(self) -> CommandEnd:
+            await asyncio.sleep(0.2)
+            return CommandEnd(0, 0, "", 0.2)
+
+    command = Command(("true",), 0.05, "/", {})
+    with pytest.raises(SandboxLostError, match=r"did not end in 0\.05 s"):
+        await grade.end_of(Box(), command)  # type: ignore[arg-type]
+    for longer in (replace(command, healthcheck=Healthcheck("true")), replace(command, inputs=(((), ""),) * 200)):
+        assert (await grade.end_of(Box(), longer)).status == 0  # type: ignore[arg-type]

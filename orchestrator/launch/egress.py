@@ -151,7 +151,7 @@ class Egress:
                     there = await _through(proxy, request)
                 else:
                     there = await self._direct(request, anywhere=is_named)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, EnvironmentUnusable) as error:
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, EnvironmentUnusable) as error:
             why = str(error) or type(error).__name__
             raise _Refused("502 Bad Gateway", f"{request.address} cannot be reached: {why}") from None
         _note(self._reached, request)

@@ -103,7 +103,7 @@ class Workspaces:
             return tuple(name for name in names if not (self.layers / name).is_dir())
 
     def take(self, name: str, packed: Path) -> None:
-        """Takes a layer of the same user on another machine, as a tar of it. Raises LaunchError."""
+        """Takes a layer that another machine of the run has, as a tar of it. Raises LaunchError."""
         ours: dict[str, Any] = {"uname": "", "gname": "", "deep": False}
         if os.geteuid() != 0:  # else owners are those of a grader's layer
             ours |= {"uid": os.getuid(), "gid": os.getgid()}

@@ -341,9 +341,8 @@ def _cleared(folder: str) -> bool:
         with open(file) as text:
             groups = {*json.load(text)["cgroup_paths"].values()}
         for group in groups:
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # of an ordinary user, in hierarchies that are not its own
+            # runc names groups, too, that an ordinary user's sandbox never had.
+            with contextlib.suppress(FileNotFoundError):
                 os.rmdir(group)
         os.unlink(file)  # last but the folder: until then `runc delete` knows the container
         os.rmdir(folder)

@@ -5,7 +5,6 @@ reads again. Memory does not grow with the run: of each group that was forgotten
 but for an id that comes again after it was forgotten.
 """
 
-import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice, zip_longest
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from orchestrator.report.totals import MOST_ERRORS, Row, Totals, is_aside
+from orchestrator.report.rows import group_row, question_of, rollout_row
+from orchestrator.report.totals import Row, Totals, is_aside
 from orchestrator.run.files import DROPPED_FILE, is_going_on, read_description, record_of
 from orchestrator.run.lenient import (
     Skipped,
@@ -22,30 +22,20 @@ from orchestrator.run.lenient import (
     lines_from,
     mapping,
     number,
-    numbers,
     objects,
     parse,
     text,
     texts,
 )
 from orchestrator.run.prices import PriceList, Prices
-from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
+from orchestrator.types import EndedName, FailedName, TokenSource
 
 MOST_ATTEMPTS = 20_000  # that have a row; of those before, the figures are kept
 MOST_HELD = 1000  # groups that are not forgotten, as something in them is wanted
 MOST_BAD_TASKS = 500  # that are told one by one
-MAX_PARTS = 100  # of a score, that are shown
 _MOST_NUMBER_BYTES = 4 << 20
-MAX_WAITS = 100  # of one kind and rollout, shown in the time line
 _KINDS = [{True, False}, {False}, {True}, set[bool]()]  # of groups, by what its members solved
-_MOST_ERROR_CHARS = 4000
-_OF_CODE = "AgentExecutionError"  # smolagents' name for whatever the model's code raised
-_EXCEPTION = re.compile(
-    r"^[ \t]*(?:[\w.]+\.)?(\w*(?:Error|Exception|Warning|Interrupt|Exit|Iteration))\b:?[ \t]*(.*)", re.M
-)
-_MODULE = re.compile(r"No module named '([\w.]{1,60})'")
 NO_PRICES = PriceList()
-_TIMES = ("started_at", "launch_s", "duration_s", "waiting_s", "cpu_s")
 _TOKEN_SOURCES: dict[TokenSource, str] = {
     "retokenized": "retokenized, that is their ids were made from text again and may differ from those sampled",
     "none": "without token ids: the endpoint gave none and no tokenizer was set",
@@ -246,14 +236,14 @@ class RunReader:
                 reason = text(line.get("reason"), 1000)
                 run.bad_tasks.append({"task": text(line.get("task_id"), 300), "reason": reason})
             return True
-        row = _rollout(line, text(rollout_id, 200), number)
+        row = rollout_row(line, text(rollout_id, 200), number)
         took = row["id"], row["prompt_tokens"], row["tokens"]
         row["cost"] = None if self._prices is None else self._prices.cost(*took)
         if number not in run.groups:
-            run.groups[number] = _group(line, number)
+            run.groups[number] = group_row(line, number)
             run.totals.groups += self._seen.add(number)
         group = run.groups[number]
-        group["question"] = group["question"] or _question(line)
+        group["question"] = group["question"] or question_of(line)
         if line.get("reference") is not None:
             group["reference"] = text(line.get("reference"), 2000)
         self._add(row, group, offset)
@@ -372,104 +362,6 @@ def _keep_last(entries: dict[Any, Any], key: object, value: object, *, keep: Con
 def outcome_kinds() -> dict[str, str]:
     """Outcome → `ended` (the policy's doing, scored) or `failed` (not the policy's doing)."""
     return dict.fromkeys(map(str, EndedName), "ended") | dict.fromkeys(map(str, FailedName), "failed")
-
-
-def _group(line: dict[str, Any], place: int) -> Row:
-    return {
-        "number": place,
-        "task": text(line.get("task_id"), 300),
-        "level": text(line.get("level"), 40),
-        "source": text(line.get("source"), 80),
-        "question": "",
-        "reference": None,
-        "dropped": "",
-        "written": False,
-        "mixed": False,
-        "divided": False,
-    }
-
-
-def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
-    completions = objects(line.get("completions"))
-    score, parts = number(line.get("score")), numbers(line.get("score_parts"))
-    failure = mapping(line.get("score_evidence")).get("failure")
-    return {
-        "id": rollout_id,
-        "group": group,
-        "index": count(line.get("index")),
-        "attempt": count(line.get("attempt")),
-        "outcome": text(line.get("outcome"), 60),
-        "reason": text(line.get("reason") or failure, 500),
-        "unscorable": failure is not None,
-        "answer": None if line.get("answer") is None else text(line.get("answer"), 500),
-        "score": score,
-        "solved": score is not None and is_solved(score, parts),
-        "parts": dict(islice(parts.items(), MAX_PARTS)),
-        "token_source": text(line.get("token_source"), 20),
-        **{name: number(line.get(name)) for name in _TIMES},
-        "steps": sum(c.get("kind") == "action" and not c.get("agent") for c in completions),
-        "tokens": _sum(completions, "completion_tokens"),
-        "prompt_tokens": _sum(completions, "prompt_tokens"),
-        "untrained": number(line.get("untrained_share")),
-        "ungraded": bool(line.get("ungraded")),
-        "counts": True,  # False: it is an attempt that lacked its score, graded: what it took was counted then
-        "retries": _sum(completions, "retries"),
-        "calls": len(objects(line.get("tool_calls"))),
-        "node": text(line.get("node"), 80),
-        "policy": _policy(completions),
-        "errors": _errors(objects(line.get("steps"))),
-        "waits": _waits(completions, objects(line.get("tool_calls"))),
-    }
-
-
-def _policy(completions: list[Row]) -> str:
-    """The newest weights that sampled for it; empty: unknown."""
-    last = completions[-1] if completions else {}
-    spans = objects(last.get("policy_spans"))
-    return text(spans[-1].get("newest") if spans else last.get("policy_version"), 80)
-
-
-def _errors(steps: list[Row]) -> dict[str, tuple[int, str]]:
-    """Errors of steps by their kind, an exception's type and for imports its module: (in how many steps, the first
-    text)."""
-    errors: dict[str, tuple[int, str]] = {}
-    for step in steps:
-        whole, kind = text(step.get("error"), _MOST_ERROR_CHARS), text(step.get("error_type"), 80)
-        example = whole.lstrip().partition("\n")[0]
-        if kind == _OF_CODE and (raised := _EXCEPTION.findall(whole)):
-            kind, example = raised[-1]
-        if not kind:
-            continue
-        if kind == "ModuleNotFoundError" and (module := _MODULE.search(example)):
-            kind += f" {module[1]}"
-        times, first = errors.get(kind, (0, example[:200]))
-        if times or len(errors) < MOST_ERRORS:
-            errors[kind] = times + 1, first
-    return errors
-
-
-def _sum(completions: list[Row], name: str) -> int:
-    return sum(count(c.get(name)) for c in completions)
-
-
-def _waits(completions: list[Row], calls: list[Row]) -> list[tuple[int, int, int]]:
-    """When the agent waited: (0 for a completion, 1 for a tool; begin, end in hundredths of a second)."""
-    waits = []
-    for kind, requests in enumerate((completions, calls)):
-        for one in requests[:MAX_WAITS]:
-            begin, end = number(one.get("started_s")), number(one.get("ended_s"))
-            if begin is not None and end is not None and 0 <= begin <= end:
-                waits.append((kind, round(begin * 100), round(end * 100)))
-    return sorted(waits, key=lambda wait: wait[1])
-
-
-def _question(line: dict[str, Any]) -> str:
-    """The task as the agent got it: the first user message, without smolagents' first line."""
-    for completion in objects(line.get("completions")):
-        for message in objects(completion.get("messages")):
-            if message.get("role") == "user":
-                return text(message.get("content"), 2000).removeprefix("New task:\n")
-    return ""
 
 
 def _describe(run: Run, run_directory: Path) -> None:

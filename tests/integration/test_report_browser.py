@@ -365,6 +365,28 @@ def test_the_commonest_errors_lead_to_where_they_were_met(page):
     assert set(groups(page)) < set(map(str, range(10)))
 
 
+def test_scores_are_shown_over_time_and_by_the_weights_that_sampled(page, tmp_path: Path):
+    """Groups from 5 on were sampled by newer weights, and only their rollouts solve anything."""
+    write_synthetic_run(tmp_path)
+    path = tmp_path / "rollouts.jsonl"
+    rows = [json.loads(row) for row in path.read_text().splitlines() if row.startswith("{") and '"plan":' in row]
+    for place, row in enumerate(rows):
+        newer = row["group"] >= 5
+        row |= {"started_at": 1e9 + place, "score_parts": {}}
+        row["score"] = None if row["score"] is None else float(newer)
+        for completion in row["completions"]:
+            completion |= {"policy_version": "8" if newer else "7", "policy_spans": []}
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    other, errors = opened_apart(page, tmp_path)
+    course = other.locator(".panel", has_text="Scores over time")
+    points = course.locator("polyline.solved").get_attribute("points").split()
+    heights = [float(point.split(",")[1]) for point in points]
+    assert (heights[0], heights[-1]) == (125, 15)  # from none to all
+    assert course.locator(".bars .name").all_text_contents() == ["7", "8"]
+    assert [text.split()[0] for text in course.locator(".bars .number").all_text_contents()] == ["0.000", "1.000"]
+    assert errors == []
+
+
 def test_a_link_opens_the_turn_that_it_names(page, report: str):
     open_at(page, report, "#rollout-g000001-r01-a0")
     last = page.locator(".turn").last

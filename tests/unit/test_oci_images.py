@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable
-from orchestrator.launch.oci import archive as archive_module
+from orchestrator.launch.oci import layers as layers_module
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.oci.tree import Tree
@@ -189,7 +189,7 @@ def test_what_lies_under_a_digest_is_what_its_configuration_names(tmp_path: Path
     store = ImageStore(tmp_path / "store")
     good, evil = layer(file("a", b"good")), layer(file("a", b"evil"))
     for number, layers in enumerate(([evil], [good, evil], [])):
-        with pytest.raises(ImageUnusable, match="configuration names"):
+        with pytest.raises(ImageUnusable, match="configuration (names|says)"):
             store.put(saved(tmp_path / f"{number}.tar", *layers, told=configured(good)), "trusted:1")
     damaged = bytearray(gzip.compress(good))
     damaged[len(damaged) // 2] ^= 0xFF
@@ -204,7 +204,7 @@ def test_an_image_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = saved(tmp_path / "i.tar", *LAYERS)
     for name, least in (("_IMAGE_BYTES", 1 << 10), ("_IMAGE_ENTRIES", 3)):
         with monkeypatch.context() as patched:
-            patched.setattr(archive_module, name, least)
+            patched.setattr(layers_module, name, least)
             with pytest.raises(ImageUnusable, match="more than"):
                 ImageStore(tmp_path / "store").put(path)
     assert ImageStore(tmp_path / "store").put(path)
@@ -381,7 +381,7 @@ def test_a_small_file_that_unpacks_to_a_gigabyte_is_refused(tmp_path: Path, kind
 
 def test_a_layer_that_unpacks_to_a_gigabyte_is_refused(tmp_path: Path) -> None:
     packed = bomb(tmp_path / "layer.tar.gz", "large").read_bytes()
-    ids = {"rootfs": {"diff_ids": ["sha256:of a gigabyte"]}}
+    ids = {"rootfs": {"diff_ids": [f"sha256:{'0' * 64}"]}}
     store = ImageStore(tmp_path / "store")
     with pytest.raises(ImageUnusable, match="more than 100 times its size"):
         store.put(saved(tmp_path / "i.tar", packed, told=json.dumps(ids).encode()))
@@ -425,7 +425,7 @@ def test_links_that_make_names_longer_cost_no_more_than_their_steps(
     entries = [link("l0", "x/" * 60)]
     entries += [link(f"l{number}", f"l{number - 1}/{'x/' * 60}") for number in range(1, 10)]
     path = saved(tmp_path / "i.tar", layer(*entries, *(file(f"l9/{number}") for number in range(5))))
-    monkeypatch.setattr(archive_module, "_MOVES", 1_000)
+    monkeypatch.setattr(layers_module, "_MOVES", 1_000)
     store = ImageStore(tmp_path / "store")
     with pytest.raises(ImageUnusable, match="more than"):
         store.put(path)
@@ -437,7 +437,7 @@ def test_links_that_make_names_longer_cost_no_more_than_their_steps(
 
 
 def test_folders_without_an_entry_count_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_module, "_IMAGE_ENTRIES", 100)
+    monkeypatch.setattr(layers_module, "_IMAGE_ENTRIES", 100)
     with pytest.raises(ImageUnusable, match="more than"):
         ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", layer(file("x/" * 200 + "y"))))
 
@@ -521,7 +521,7 @@ def test_what_this_machine_lacks_is_not_the_image_s_fault(
         raise error
 
     path = saved(tmp_path / "i.tar", *LAYERS)
-    monkeypatch.setattr(Tree, "file", fails)
+    monkeypatch.setattr(Tree, "folder", fails)
     with pytest.raises(EnvironmentUnusable) as refused:
         ImageStore(tmp_path / "store").put(path)
     assert not isinstance(refused.value, ImageUnusable)
@@ -615,3 +615,64 @@ def test_a_layer_that_docker_saved_as_a_link_is_found(tmp_path: Path) -> None:
     path.write_bytes(layer(*entries))
     with pytest.raises(ImageUnusable, match="is not a file"):
         ImageStore(tmp_path / "other").put(path)
+
+
+# ---------------------------------------------------------------- layers that images share
+
+
+def test_images_share_the_files_of_their_common_layers(tmp_path: Path) -> None:
+    store, common = ImageStore(tmp_path / "store"), layer(file("a", b"common"), file("gone", b"common"))
+    one = store.put(saved(tmp_path / "1.tar", common, layer(file("b", b"one"))), "one")
+    # Of a layer that is kept already not even the content is read: here it is not in the archive any more.
+    two = store.put(
+        saved(tmp_path / "2.tar", b"", layer(file(".wh.gone")), told=configured(common, layer(file(".wh.gone"))))
+    )
+    assert (one.root / "a").samefile(two.root / "a")
+    assert (one.root / "gone").read_bytes() == b"common"
+    assert not (two.root / "gone").exists()
+    assert not (two.root / "b").exists()
+    assert two.size_bytes == 12
+
+
+def test_a_layer_goes_with_the_last_image_that_is_made_of_it(tmp_path: Path) -> None:
+    store, common, own = ImageStore(tmp_path / "store"), layer(file("a", b"x")), layer(file("b", b"y"))
+    store.put(saved(tmp_path / "1.tar", common, own), "n")
+    last = store.put(saved(tmp_path / "2.tar", common), "n")
+    assert len(list((store.folder / "layers").iterdir())) == 2
+    assert store.remove_unused() == 1
+    (kept,) = (store.folder / "layers").iterdir()
+    assert kept.name == hashlib.sha256(common).hexdigest()
+    assert (last.root / "a").samefile(kept / "0")
+    (store.folder / "names" / "n").unlink()
+    assert store.remove_unused() == 1
+    assert list((store.folder / "layers").iterdir()) == []
+
+
+def test_a_layer_that_was_cut_off_is_unpacked_anew(tmp_path: Path) -> None:
+    store, content = ImageStore(tmp_path / "store"), layer(file("a", b"whole"))
+    torn = store.folder / "layers" / hashlib.sha256(content).hexdigest()
+    torn.mkdir(parents=True)
+    (torn / "0").write_bytes(b"ha")
+    image = store.put(saved(tmp_path / "i.tar", content), "n")
+    assert (image.root / "a").read_bytes() == b"whole"
+
+
+def test_where_a_file_can_have_no_more_names_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **keywords: object) -> None:
+        raise OSError(errno.EMLINK, "Too many links")
+
+    monkeypatch.setattr(os, "link", refused)
+    store = ImageStore(tmp_path / "store")
+    image = store.put(saved(tmp_path / "i.tar", layer(file("a", b"x" * 9, mode=0o640))), "n")
+    assert (image.root / "a").read_bytes() == b"x" * 9
+    assert stat.S_IMODE((image.root / "a").stat().st_mode) == 0o640
+    assert image.size_bytes == 9
+
+
+@pytest.mark.parametrize("name", ["sha256:../../victim", "sha256:", "md5:00", f"sha256:{'A' * 64}"])
+def test_layers_are_named_by_nothing_but_a_digest(tmp_path: Path, name: str) -> None:
+    ids = json.dumps({"rootfs": {"diff_ids": [name]}}).encode()
+    store = ImageStore(tmp_path / "store")
+    with pytest.raises(ImageUnusable, match="no SHA-256"):
+        store.put(saved(tmp_path / "i.tar", layer(file("a")), told=ids))
+    assert left(store) == []

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-import stat
+import re
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,14 +20,13 @@ from typing import IO, Any, cast
 
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable
 from orchestrator.launch.image.facts import UNUSED, unfit
+from orchestrator.launch.oci.layers import Layers, Room, lay
 from orchestrator.launch.oci.tar import PIECE_BYTES, Frugal, Layer, entries, uncompressed
 from orchestrator.launch.oci.tree import Outside, Tree
 from orchestrator.rules.text import printable
 
 _CONFIG_BYTES = 4 << 20
-_IMAGE_BYTES = 32 << 30
-_IMAGE_ENTRIES = 2_000_000
-_MOVES = 16 * _IMAGE_ENTRIES  # from folder to folder: deep names in a bad order cost time, not room
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 _FILES = 10_000  # in the outer tar
 _RATIO, _FREE_BYTES = 100, 256 << 20  # a small file may not unpack to more than one of them allows
 _NAME_BYTES = 4096  # Linux' limit: a longer path can be opened by nobody
@@ -36,7 +35,6 @@ _PERMISSIONS = 0o755  # nothing in a sandbox may change who it is, or write into
 # What the system says of a file that is not there or may not be read, and of names and sizes in an image.
 _OF_THE_IMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EINVAL}
 _OF_THE_IMAGE |= {errno.ELOOP, errno.ENAMETOOLONG, errno.EMLINK}
-_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 
 
 class Archive(AbstractContextManager["Archive"]):
@@ -44,7 +42,7 @@ class Archive(AbstractContextManager["Archive"]):
     EnvironmentUnusable where this machine fails.
 
     `digest`: SHA-256 of its configuration, which names its layers: the id that Docker shows. `config`: the parts
-    of it that sandboxes use.
+    of it that sandboxes use. `layer_ids`: of its layers' content, the lowest first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,33 +53,35 @@ class Archive(AbstractContextManager["Archive"]):
             self.digest = hashlib.sha256(content).hexdigest()
             data = _object(json.loads(content))
             self.config = _used(_object(data.get("config") or {}))
-            self._layer_ids = _texts(_object(data["rootfs"])["diff_ids"])
+            self.layer_ids = _texts(_object(data["rootfs"])["diff_ids"])
             described = {"Os": data.get("os"), "Architecture": data.get("architecture")}
-            if problem := unfit(os.fspath(path), {**described, "RootFS": {"Layers": self._layer_ids}}):
+            if problem := unfit(os.fspath(path), {**described, "RootFS": {"Layers": self.layer_ids}}):
                 raise ImageUnusable(problem)
             self._stack = stack.pop_all()
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def unpack(self, folder: Path) -> int:
-        """Writes the image's files into the empty `folder`. Returns their size in bytes.
+    def unpack(self, folder: Path, layers: Layers, draft: Path) -> int:
+        """Puts the image's files into the empty `folder`, by way of `layers`. `draft`: where nothing is yet.
+        Returns their size in bytes.
 
         As root with their owners, else all are this user's. No set-uid files, no devices, no extended attributes;
         nothing gets outside of `folder`, whatever names and links the layers hold.
         """
         with _reading(self._path), Tree(folder) as tree:
-            if len(self._layers) != len(self._layer_ids):
+            if len(self._layers) != len(self.layer_ids):
                 raise ValueError("its configuration names other layers")
-            room = _Room(sum(self._files.size(layer) for layer in set(self._layers)))
+            if not all(map(_DIGEST.fullmatch, self.layer_ids)):
+                raise ValueError("its configuration names layers by no SHA-256")
+            room = Room(sum(self._files.size(layer) for layer in set(self._layers)))
             times: dict[str, float] = {}
-            for layer, layer_id in zip(self._layers, self._layer_ids, strict=True):
-                with self._files.open(layer) as file, uncompressed(file) as plain:
-                    content = Layer(plain, lambda size: room.use(read=size))
-                    _apply(content, tree, times, room)
-                    # What lies under the image's digest must be what the image's configuration names.
-                    if content.digest() != layer_id:
-                        raise ValueError(f"the layer {layer} is not the one that its configuration names")
+            for layer, layer_id in zip(self._layers, self.layer_ids, strict=True):
+                kept = layers.find(layer_id)
+                if kept is None:
+                    with self._files.open(layer) as file, uncompressed(file) as plain:
+                        kept = layers.keep(layer_id, Layer(plain, lambda size: room.use(read=size)), draft)
+                lay(kept, tree, times, room)
             # At last, as each file in a folder changes it. The sandbox's packed modules are compared with them.
             for way, time_s in sorted(times.items()):
                 try:
@@ -120,7 +120,7 @@ class _Tar(AbstractContextManager["_Tar"]):
             raise ValueError("it is neither a file nor a folder")
         with ExitStack() as stack:
             file: IO[bytes] = stack.enter_context(path.open("rb"))
-            room = _Room(path.stat().st_size)
+            room = Room(path.stat().st_size)
             with uncompressed(file) as plain:
                 if plain is not file:
                     file = stack.enter_context(tempfile.TemporaryFile())
@@ -235,94 +235,6 @@ def _demand_digest(content: bytes, descriptor: Mapping[str, Any]) -> None:
     algorithm, _, value = str(descriptor["digest"]).partition(":")
     if algorithm not in ("sha256", "sha512") or hashlib.new(algorithm, content).hexdigest() != value:
         raise ValueError(f"what it holds as {descriptor['digest']} is something else")
-
-
-# ---------------------------------------------------------------- tar files
-
-
-class _Room:
-    """What one image, stored in `size` bytes, may still take. Raises ValueError when it is used up."""
-
-    def __init__(self, size: int) -> None:
-        self._bytes = max(_FREE_BYTES, _RATIO * size)
-        self.read = self.written = self.entries = 0
-
-    def use(self, tree: Tree | None = None, *, read: int = 0, written: int = 0, entries: int = 0) -> None:
-        self.read, self.written, self.entries = self.read + read, self.written + written, self.entries + entries
-        folders, moves = (0, 0) if tree is None else (tree.new_folders, tree.moves)
-        most = max(self.read, self.written)
-        if most > _IMAGE_BYTES or self.entries + folders > _IMAGE_ENTRIES or moves > _MOVES:
-            raise ValueError(f"it has more than {_IMAGE_BYTES >> 30} GiB or {_IMAGE_ENTRIES} files")
-        if most > self._bytes:
-            raise ValueError(f"it unpacks to more than {_RATIO} times its size: save it uncompressed")
-
-
-def _apply(layer: Layer, tree: Tree, times: dict[str, float], room: _Room) -> None:
-    """Lays one layer, a plain tar, over what is in the tree. `times`: of folders, by their names without links."""
-    own_names: set[str] = set()  # by this layer: an opaque marker hides only what lies below
-    source = Frugal(cast("IO[bytes]", layer))
-    with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r:") as tar:
-        for entry in entries(tar, source):
-            room.use(entries=1)
-            way = _way(entry.name)
-            if not way:
-                continue
-            name = way[-1]
-            try:
-                folder = tree.enter(way[:-1])
-                if name == _OPAQUE:
-                    for other in tree.names():
-                        if f"{folder}/{other}" not in own_names:
-                            tree.remove(other)
-                elif name.startswith(_WHITEOUT):
-                    hidden = name.removeprefix(_WHITEOUT)
-                    if hidden in ("", ".", ".."):
-                        raise Outside("it hides no file")
-                    tree.remove(hidden)
-                elif entry.isreg() or entry.isdir() or entry.issym() or entry.islnk():
-                    if entry.issparse():
-                        raise Outside("it is a sparse file")
-                    room.use(written=entry.size if entry.isreg() else 0)
-                    _extract(tar, entry, tree, name)
-                    place = f"{folder}/{name}"
-                    if entry.isdir():
-                        times[place.lstrip("/")] = entry.mtime
-                    while place and place not in own_names:
-                        own_names.add(place)
-                        place = place.rpartition("/")[0]
-            except Outside as error:
-                raise ValueError(f"{entry.name}: {error}") from error
-            room.use(tree)
-
-
-def _extract(tar: tarfile.TarFile, entry: tarfile.TarInfo, tree: Tree, name: str) -> None:
-    """Writes one file, folder or link into the folder where `tree` stands."""
-    owner = (entry.uid, entry.gid) if os.geteuid() == 0 else None
-    mode = entry.mode & _PERMISSIONS
-    if not (entry.isdir() and tree.kind(name)[0] == stat.S_IFDIR):
-        tree.remove(name)
-    if entry.isdir():
-        tree.folder(name, mode | stat.S_IRWXU, owner)  # or its owner could not remove what is in it
-    elif entry.issym():
-        tree.link(name, entry.linkname, owner)
-    elif entry.islnk():
-        tree.second_name(name, _way(entry.linkname))
-    else:
-        content = tar.extractfile(entry)
-        assert content is not None
-        with open(tree.file(name, mode, owner), "wb") as file:
-            while piece := content.read(PIECE_BYTES):
-                file.write(piece)
-
-
-def _way(name: str) -> list[str]:
-    """The parts of an entry's name. Raises ValueError where it leads out."""
-    way = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in way:
-        raise ValueError(f"{name} lies outside")
-    if len(os.fsencode(name)) > _NAME_BYTES:
-        raise ValueError("a name in it is too long")
-    return way
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from orchestrator.launch.image.debian import debian_root
 from orchestrator.launch.names import is_gvisor, is_path
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.buildah import Buildah, missing_packages
+from orchestrator.launch.oci.layers import Layers
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import user_namespace
@@ -161,7 +162,7 @@ def _unpacked(name: str, root: Path) -> tuple[Path, list[str]]:
     """The files of the image in the file or folder `name`, and its environment."""
     root.mkdir(mode=0o755)
     with Archive(Path(name).expanduser()) as image_file:
-        image_file.unpack(root)
+        image_file.unpack(root, Layers(root.with_name("layers")), root.with_name("layer"))
     return root, image_file.config["Env"]
 
 

@@ -2,6 +2,7 @@
 
 images/DIGEST/rootfs/   its files, which sandboxes mount read-only
 images/DIGEST/image.json   its configuration; written last
+layers/   what images are made of, see `layers`
 names/NAME   a link to the image's folder
 bases/NAME.tar   a root file system that images are built on
 drafts/   what will be an image, locked by the process that makes it
@@ -27,6 +28,7 @@ from orchestrator.launch.image.site import CA_PLACE
 from orchestrator.launch.names import RUNTIME_MOUNT, TASK_REPOSITORY, is_path
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.buildah import remove_build
+from orchestrator.launch.oci.layers import Layers
 from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
 from orchestrator.launch.uids import UidPair
 from orchestrator.launch.uses import BuiltImage
@@ -42,12 +44,14 @@ _MACHINE_ID = f"{'0' * 31}1\n"  # the same in all sandboxes, so that what a prog
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """An unpacked image. `config`: Docker's `Config`, with Env, Entrypoint, Labels, Volumes."""
+    """An unpacked image. `config`: Docker's `Config`, with Env, Entrypoint, Labels, Volumes. `layers`: the ids of
+    those that it shares its files with."""
 
     digest: str
     folder: Path
     config: Mapping[str, Any]
     size_bytes: int
+    layers: tuple[str, ...] = ()
 
     @property
     def root(self) -> Path:
@@ -62,6 +66,7 @@ class ImageStore:
     def __init__(self, folder: Path | None = None) -> None:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self.folder = folder or Path(base) / "rollout-orchestrator" / "oci"
+        self._layers = Layers(self.folder / "layers")
 
     def find(self, name: str) -> StoredImage | None:
         """The image of this name or id, or in the file or folder of this path; None: it is not in the store."""
@@ -84,9 +89,9 @@ class ImageStore:
             if self._read(place) is None:
                 with self._held_draft() as draft:
                     (draft / ROOT).mkdir()
-                    size_bytes = source.unpack(draft / ROOT)
+                    size_bytes = source.unpack(draft / ROOT, self._layers, draft / "layer")
                     _complete(draft / ROOT)
-                    note = {"config": source.config, "size_bytes": size_bytes}
+                    note = {"config": source.config, "size_bytes": size_bytes, "layers": source.layer_ids}
                     (draft / "image.json").write_text(json.dumps(note))
                     remove(place)  # half removed
                     draft.rename(place)
@@ -138,7 +143,9 @@ class ImageStore:
         with self._alone():
             in_use = {place.resolve() for place in self._entries("names")}
             leftovers = [folder for folder in self._entries("images") if folder.resolve() not in in_use]
-            return sum(self._try_removal(folder) for folder in (*leftovers, *self._entries("drafts")))
+            count = sum(self._try_removal(folder) for folder in (*leftovers, *self._entries("drafts")))
+            self._remove_layers()
+        return count
 
     def built(self) -> list[BuiltImage]:
         """The images of tasks' Dockerfiles."""
@@ -159,6 +166,7 @@ class ImageStore:
                 if self._try_removal(self._image(image.image_id.removeprefix("sha256:"))):
                     self._name(image.tag).unlink()
                     count += 1
+            self._remove_layers()
         return count
 
     # ------------------------------------------------------------ places
@@ -178,9 +186,9 @@ class ImageStore:
     def _read(self, place: Path) -> StoredImage | None:
         try:
             note = json.loads((place / "image.json").read_bytes())
-            return StoredImage(
-                place.resolve().name, place.resolve(), dict(note["config"]), int(note["size_bytes"])
-            )
+            layers = tuple(note.get("layers", ()))
+            folder = place.resolve()
+            return StoredImage(folder.name, folder, dict(note["config"]), int(note["size_bytes"]), layers)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -220,6 +228,10 @@ class ImageStore:
         draft = link.with_name(f".{secrets.token_hex(8)}")
         draft.symlink_to(place)
         draft.replace(link)
+
+    def _remove_layers(self) -> None:
+        """Those that no image is made of."""
+        self._layers.remove_all_but({layer for image in self.images() for layer in image.layers})
 
     def _try_removal(self, folder: Path) -> bool:
         note = folder / "image.json"

@@ -65,7 +65,7 @@ class Command:
         if not posix.read(self._go, 1):
             posix._exit(_EXIT_NO_ORCHESTRATOR)
         failed, tell_failed = posix.pipe()
-        self._wait(self._fork(lambda: _make_places(program), tell_failed), [])
+        self._wait(self._fork(lambda: _make_places(program, self._cwd), tell_failed), [])
         posix.close(tell_failed)
         _demand_nothing(failed)
         if "healthcheck" in posix.listdir(self._folder):
@@ -274,8 +274,14 @@ class _Head(_Stream):
         self.content = (self.content + piece)[: _CASE_BYTES + 1]
 
 
-def _make_places(program: "list[str]") -> int:
-    """Where graders leave what they find, for everybody, and a program that can be run."""
+def _make_places(program: "list[str]", cwd: bytes) -> int:
+    """Where graders leave what they find, for everybody, a program that can be run, and the working directory,
+    which the agent's sandbox made too."""
+    way = b""
+    for name in filter(None, cwd.split(b"/")):
+        way += b"/" + name
+        if not _is_folder(way):
+            posix.mkdir(way)
     for folder in _FOLDERS:
         if not _is_folder(folder):
             posix.mkdir(folder)
@@ -314,7 +320,7 @@ def _texts(file: str) -> "list[bytes]":
         return opened.read().split(b"\0")[:-1]
 
 
-def _is_folder(path: str) -> bool:
+def _is_folder(path: "str | bytes") -> bool:
     try:
         return S_ISDIR(posix.stat(path).st_mode)
     except OSError:

@@ -189,7 +189,7 @@ def test_what_lies_under_a_digest_is_what_its_configuration_names(tmp_path: Path
     store = ImageStore(tmp_path / "store")
     good, evil = layer(file("a", b"good")), layer(file("a", b"evil"))
     for number, layers in enumerate(([evil], [good, evil], [])):
-        with pytest.raises(ImageUnusable, match="configuration (names|says)"):
+        with pytest.raises(ImageUnusable, match=r"configuration (names|says)"):
             store.put(saved(tmp_path / f"{number}.tar", *layers, told=configured(good)), "trusted:1")
     damaged = bytearray(gzip.compress(good))
     damaged[len(damaged) // 2] ^= 0xFF

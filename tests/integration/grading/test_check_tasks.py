@@ -170,3 +170,16 @@ async def test_a_check_that_was_stopped_keeps_what_it_found_and_goes_on(home: Pa
     for task in answer["tasks"]:
         if task["task_id"] in before:
             assert task["duration_s"] == before[task["task_id"]]["duration_s"]
+
+
+async def test_a_working_directory_that_the_image_lacks_is_made(home: Path) -> None:
+    tasks = write(home, "honest")
+    (row,) = map(json.loads, tasks.read_text().splitlines())
+    tasks.write_text(json.dumps({**row, "cwd": "/work/new"}) + "\n")
+    (home / "honest" / "solution" / "solve.sh").write_text(
+        "#!/bin/sh\n[ $PWD = /work/new ] && echo right > answer\n"
+    )
+    test = "[ $PWD = /work/new ] || exit 1\n" + READS.replace("/app/answer", "/work/new/answer")
+    (home / "honest" / "tests" / "test.sh").write_text(f"#!/bin/sh\n{test}")
+    (task,) = (await checked(home, tasks))["tasks"]
+    assert (task["solution"], task["no_op"]) == ([1, 1, 1], [0, 0, 0])

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from orchestrator.run.line import AttemptLine, BadTaskLine, DroppedLine, Ids, Real, Whole
+from orchestrator.run.line import AttemptLine, BadTaskLine, DroppedLine, Ids, Real, ResultLine, Whole
 from orchestrator.types import EndedName, Message, PolicySpan, TokenSource
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -110,6 +110,12 @@ class PricesOfServer(TypedDict):
     weight: float
 
 
+class CurriculumFacts(TypedDict):
+    """`lag`: a round is decided by the results of all groups but so many before it."""
+
+    lag: Whole
+
+
 class RunFile(TypedDict):
     """run.json: what ran. `token_ids`: whether ids are those sampled or made from text; `why_text`: why from text.
     `groups_file`: relative to the run directory, or absolute."""
@@ -128,6 +134,7 @@ class RunFile(TypedDict):
     command: NotRequired[str]
     of: NotRequired[str]
     groups_file: NotRequired[str]
+    curriculum: NotRequired[CurriculumFacts]
     notes: NotRequired[tuple[str, ...]]
     proof: NotRequired[str]
 
@@ -136,6 +143,7 @@ FILES: dict[str, tuple[Any, str]] = {
     "rollouts.jsonl": (AttemptLine | BadTaskLine, "a line of rollouts.jsonl"),
     "groups.jsonl": (GroupLine, "a line of a groups file"),
     "dropped.jsonl": (DroppedLine, "a line of dropped.jsonl"),
+    "curriculum.jsonl": (ResultLine, "a line of curriculum.jsonl"),
     "run.json": (RunFile, "run.json"),
 }
 

@@ -21,7 +21,7 @@ from examples.learn.rounds import PLAN, Plan, Run
 from orchestrator.errors import OrchestratorError
 
 FOLDER = Path("runs/learn")
-ALGORITHMS = ("grpo", "expert")
+CHOICES = {"algorithm": ("grpo", "expert"), "curriculum": ("none", "pools")}
 TIME_IS_UP = 4  # above the exit codes of `orchestrator`
 
 
@@ -44,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     new = Plan(**given)
     kinds = [new.algorithm] * (new.algorithm != Plan.algorithm) + ["control"] * new.control
+    if new.curriculum != "none" and not new.training:
+        raise SystemExit(
+            "learn: --curriculum pools chooses which tasks come again; set --training N too, such as 3"
+        )
+    kinds += [new.curriculum] * (new.curriculum != Plan.curriculum)
     folder = (options.folder or FOLDER / "-".join([*kinds, "seed", str(new.seed)])).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     plan = _plan(folder, given)
@@ -84,9 +89,11 @@ def _plan(folder: Path, given: dict[str, Any]) -> Plan:
         return Plan(**given)
     told = json.loads(kept.read_text("utf-8"))
     told["sets"] = tuple(told["sets"])
-    if changed := [name for name, value in given.items() if told[name] != value]:
-        raise SystemExit(f"learn: {folder} began with {changed[0]} {told[changed[0]]}; name another --folder")
-    return Plan(**told)
+    plan = Plan(**told)
+    if changed := [name for name, value in given.items() if getattr(plan, name) != value]:
+        began = f"{changed[0]} {getattr(plan, changed[0])}"
+        raise SystemExit(f"learn: {folder} began with {began}; name another --folder")
+    return plan
 
 
 def _page(folder: Path, *, quiet: bool = False) -> int:
@@ -124,8 +131,8 @@ def _parser() -> argparse.ArgumentParser:
             how |= {"action": "store_true", "help": text}
         elif isinstance(default, tuple):
             how |= {"type": lambda text: tuple(text.split("+")), "help": f"{text}; default {'+'.join(default)}"}
-        elif field.name == "algorithm":
-            how["choices"] = ALGORITHMS
+        elif field.name in CHOICES:
+            how["choices"] = CHOICES[field.name]
         elif field.name == "model":
             how["type"] = _model
         elif isinstance(default, int | float):

@@ -44,6 +44,8 @@ class Plan:
     rounds: int = _told(4, "batches to train on")
     groups: int = _told(12, "groups of a round")
     group_size: int = _told(8, "rollouts of a group")
+    curriculum: str = _told("none", "pools, or none; as env.curriculum")
+    training: int = _told(0, "training tasks of each set, which come again; 0: so many that none does")
     sets: tuple[str, ...] = _told(SETS, "data sets of reasoning_gym")
     scoring: str = _told("correctness", "as env.scoring_strategy")
     held_out: int = _told(12, "tasks of each set that are measured and never trained on")
@@ -106,7 +108,7 @@ class Run:
         tasks = self.folder / "tasks.jsonl"
         if not tasks.exists():
             plan = self.plan
-            each = -(-plan.rounds * plan.groups // len(plan.sets)) + plan.groups
+            each = plan.training or -(-plan.rounds * plan.groups // len(plan.sets)) + plan.groups
             left_out = write_tasks(tasks.with_suffix(".part"), plan.sets, plan.held_out, each, plan.seed)
             tasks.with_suffix(".part").replace(tasks)
             self.say(f"tasks: {plan.held_out} held out and {each} to train on, of each of {', '.join(plan.sets)}")
@@ -219,6 +221,7 @@ class Run:
         delivered = json.loads(position.read_text("utf-8"))["groups"] if position.exists() else 0
         words: list[object] = ["--env.rollout_server_url", self._api_url, "--env.group_size", self.plan.group_size]
         words += ["--env.max_batches_offpolicy", 1, "--env.total_steps", delivered + groups]
+        words += ["--env.curriculum", self.plan.curriculum]
         return self._orchestrator("serve", folder, *words)
 
     def _ensure_trainer(self) -> Process:

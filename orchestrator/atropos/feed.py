@@ -43,6 +43,9 @@ class Maker(Protocol):
         """The groups of one item, fit to be sent; none: the item gave nothing and does not come again. May be
         cancelled at any time, and then leaves no sandbox behind."""
 
+    async def given_up(self, item: Item) -> None:
+        """The item took too long too often: no group comes of it."""
+
     async def registered(self, registration: Registration, trainer: Trainer) -> None:
         """A trainer was found, for the first time or again. Raises ConfigError where it cannot be served."""
 
@@ -230,7 +233,8 @@ class Feed:
             and (share := self._share()) > 0
             and self.maker.has_room(share)
         ):
-            item = await self._stream().next()
+            if (item := await self._stream().next_now()) is None:
+                return
             worker = _Worker(item)
             self._workers.add(worker)
             self.maker.begin(item)
@@ -292,6 +296,7 @@ class Feed:
             self._stream().put_back(item)
             return None
         self._say(f"group {item.number} took too long {MAX_RETURNED + 1} times and is given up")
+        await uninterrupted(self.maker.given_up(item))
         return ()
 
     async def _deliver(self, item: Item, groups: Groups) -> None:

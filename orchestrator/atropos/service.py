@@ -251,6 +251,7 @@ class Service:
 
     async def _over(self, number: int, because: str | None = None) -> None:
         """Counts a group that does not come again, as dropped where a reason is given."""
+        await self.work.engine.maker.settle(number)  # of a group that a subclass made
         group = self._kept.forget(number)
         if group is None:  # made by a subclass alone
             return
@@ -271,7 +272,13 @@ class Service:
             ledger.drop(number)
 
         return TaskStream(
-            tasks, ledger.is_done, bad_task, engine.maker.fitting, engine.shared.built, self._bad.__contains__
+            tasks,
+            ledger.is_done,
+            bad_task,
+            engine.maker.fitting,
+            engine.shared.built,
+            self._bad.__contains__,
+            engine.maker.pools,
         )
 
     # ------------------------------------------------------------ what the feed calls
@@ -304,6 +311,10 @@ class Service:
         if self._kept.written.pop(item.number, None) is None and self._output is not None:
             await self._output.groups.append_lines(groups)
         await self._over(item.number)
+
+    async def given_up(self, item: Item) -> None:
+        """As `Maker.given_up`."""
+        await self.work.engine.maker.settle(item.number)
 
     async def saved(self) -> None:
         """Writes the position to the run directory and to the trainer's checkpoints. Raises OutputError."""
@@ -339,6 +350,11 @@ class Service:
                     f"note: no checkpoint for step {step} in {checkpoints.folder}: begins at the first task"
                 )
             return
+        if self.config.env.curriculum != "none":
+            raise ConfigError(
+                f"env.curriculum: the checkpoint in {checkpoints.folder} has no results to choose by: go on with "
+                "--env.resume RUN_DIR, or leave the curriculum out"
+            )
         seed = self.config.env.seed
         if position.dataset != self.work.ledger.begun.dataset or (seed is not None and seed != position.seed):
             raise ConfigError(

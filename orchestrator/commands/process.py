@@ -30,6 +30,7 @@ def run(config: Config, command: str = "process") -> int:
 async def work(config: Config, command: str = "process") -> int:
     """As `run`, in a running loop."""
     env = config.env
+    env.demand_rounds()
     tasks = tasks_to_train(env)
     path = run_directory_path(env)
     wanted = env.total_steps if env.total_steps > 0 else None

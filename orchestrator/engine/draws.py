@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from operator import index
 from threading import Lock
 
+from orchestrator.rules.pools import RETEST_EVERY, Pools
 from orchestrator.tasks.base import Source
 from orchestrator.types import BadTask, Task
 
@@ -29,13 +30,18 @@ class Draw:
     size: int | None = None
 
 
+class Pause:
+    """In the place of a draw: what comes next waits for the result of a group under way."""
+
+
 AHEAD = 16  # draws whose images are being made, or are there and not taken yet
 Number = Callable[[int], bool]  # whether the draw of this number is meant
 
 
 class Draws:
     """Counts on from call to call. `fitting` gives the task, or a BadTask in its place; `building` the same for a
-    task with a sandbox of its own, when the image of that is there. Thread-safe.
+    task with a sandbox of its own, when the image of that is there. `pools` choose the tasks of a round: then only
+    `several` is called, one at a time. Thread-safe.
 
     Draws are numbered in the order of the tasks. Those whose images are being made come when these are there; the
     others do not wait for them. Images are not made for draws that are `done`, nor for those that an earlier
@@ -46,9 +52,11 @@ class Draws:
         self,
         fitting: Callable[[Task | BadTask], Task | BadTask],
         building: Callable[[Task], Future[Task | BadTask]] | None = None,
+        pools: Pools | None = None,
     ) -> None:
         self._fitting = fitting
         self._building = building
+        self._pools = pools
         self._numbers = itertools.count()
         self._lock = Lock()
         self._next_epoch = 0
@@ -67,7 +75,7 @@ class Draws:
         drawn = (
             Draw(task, next(self._numbers), epoch, again, size) for task, again in self._read(tasks, Counter())
         )
-        yield from self._built(drawn, done, bad, {})
+        yield from (draw for draw in self._built(drawn, done, bad, {}) if isinstance(draw, Draw))
 
     def several(
         self,
@@ -78,19 +86,27 @@ class Draws:
         rounds: bool,
         done: Number = lambda number: False,
         bad: Number = lambda number: False,
-    ) -> Iterator[Draw]:
+    ) -> Iterator[Draw | Pause]:
         """At most `wanted` groups of good tasks. With `rounds` the tasks come again if there are fewer, each round
         with an epoch of its own unless it is named: the next one may be named by another call. Bad tasks come in
         the first round only."""
         lost: dict[int, str] = {}
-        yield from self._built(self._several(tasks, wanted, epoch, rounds, lost), done, bad, lost)
+        yield from self._built(self._several(tasks, wanted, epoch, rounds, lost, done), done, bad, lost)
 
     def _several(
-        self, tasks: Iterable[Task | BadTask], wanted: int, epoch: int | None, rounds: bool, lost: dict[int, str]
-    ) -> Iterator[Draw | None]:
+        self,
+        tasks: Iterable[Task | BadTask],
+        wanted: int,
+        epoch: int | None,
+        rounds: bool,
+        lost: dict[int, str],
+        done: Number,
+    ) -> Iterator[Draw | Pause | None]:
         """As `several`. None: to go on, it must be known which of the draws so far are `lost`."""
-        drawn, counts = 0, Counter[str]()
+        pools, drawn, counts, idle = self._pools, 0, Counter[str](), 0
         for number in itertools.count():
+            while pools is not None and not pools.begin_round(lambda group: group in lost or done(group)):
+                yield Pause()
             round_epoch, good_before, dead = self._begin(epoch), drawn - len(lost), set(lost.values())
             if epoch is None:
                 counts.clear()
@@ -100,15 +116,19 @@ class Draws:
                     if drawn - len(lost) >= wanted:
                         return
                 if number == 0 or (isinstance(task, Task) and task.task_id not in dead):
-                    yield Draw(task, next(self._numbers), round_epoch, again)
+                    draw = Draw(task, next(self._numbers), round_epoch, again)
+                    if pools is not None:
+                        pools.drawn(draw.number, task.task_id if isinstance(task, Task) else None)
+                    yield draw
                     drawn += isinstance(task, Task)
             yield None
-            if drawn - len(lost) == good_before or not rounds:
+            idle = idle + 1 if drawn - len(lost) == good_before else 0
+            if idle == (1 if pools is None else RETEST_EVERY) or not rounds:
                 return
 
     def _built(
-        self, drawn: Iterator[Draw | None], done: Number, bad: Number, lost: dict[int, str]
-    ) -> Iterator[Draw]:
+        self, drawn: Iterator[Draw | Pause | None], done: Number, bad: Number, lost: dict[int, str]
+    ) -> Iterator[Draw | Pause]:
         """The draws, with their images. `lost` gets number and task of those that have none."""
         coming: dict[Future[Task | BadTask], Draw] = {}
 
@@ -126,6 +146,9 @@ class Draws:
             while coming and (draw is None or len(coming) >= AHEAD):
                 yield from ready(None)
             if draw is None:
+                continue
+            if isinstance(draw, Pause):  # after a None: no image is being made
+                yield draw
                 continue
             task = draw.task
             if isinstance(task, BadTask) or not task.has_own_sandbox or self._building is None:
@@ -145,7 +168,10 @@ class Draws:
         self, tasks: Iterable[Task | BadTask], counts: Counter[str], rounds: int = 0
     ) -> Iterator[tuple[Task | BadTask, int]]:
         """(task, how often it came before). `counts`: how often each one did; `rounds`: how often all did."""
+        pools = self._pools
         for row in tasks:
+            if pools is not None and isinstance(row, Task) and not pools.takes(row.task_id):
+                continue
             task, again = self._fitting(row), rounds
             # A source has no task twice, and to count them would keep all ids in memory.
             if not isinstance(tasks, Source):

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Iterator
 
-from orchestrator.engine.draws import Draw
+from orchestrator.engine.draws import Draw, Pause
 from orchestrator.engine.group import Unfinished
 from orchestrator.engine.one_group import GroupMaker
 from orchestrator.rules.waits import first_error, uninterrupted
@@ -27,7 +27,7 @@ def open_groups(settings: RolloutSettings, sandboxes: int) -> int:
 class GroupStream:
     """The groups of one call. `earlier`: what an earlier process did; its groups do not come again."""
 
-    def __init__(self, maker: GroupMaker, draws: Iterator[Draw], earlier: Earlier) -> None:
+    def __init__(self, maker: GroupMaker, draws: Iterator[Draw | Pause], earlier: Earlier) -> None:
         self._maker = maker
         self._draws = draws
         self._earlier = earlier
@@ -86,7 +86,10 @@ class GroupStream:
         with maker.hosts.following(lambda: math.inf if self._more else executor.waiting, self._wake):
             async with asyncio.TaskGroup() as tg:
                 # Sources read files or the network: off the event loop, one task at a time.
-                while not stopping.is_set() and (draw := await asyncio.to_thread(next, self._draws, None)):
+                while not stopping.is_set() and (draw := await self._next()):
+                    if isinstance(draw, Pause):
+                        await self._room.wait()  # the end of a group wakes it
+                        continue
                     if isinstance(draw.task, BadTask):
                         if draw.number not in self._earlier.bad:
                             await uninterrupted(maker.observer.bad_task(draw.task, draw.number))
@@ -108,6 +111,10 @@ class GroupStream:
         if self._unfinished or await asyncio.to_thread(lambda: any(map(self._is_work, self._draws))):
             raise cost_limit.reached
 
+    async def _next(self) -> Draw | Pause | None:
+        self._room.clear()
+        return await asyncio.to_thread(next, self._draws, None)
+
     async def _make(self, task: Task, draw: Draw) -> None:
         try:
             group = await self._maker.make(
@@ -122,6 +129,8 @@ class GroupStream:
             self._open -= 1
             self._wake()
 
-    def _is_work(self, draw: Draw) -> bool:
+    def _is_work(self, draw: Draw | Pause) -> bool:
         """Whether a group is still to be made for it."""
+        if isinstance(draw, Pause):
+            return True
         return isinstance(draw.task, Task) and draw.number not in self._earlier.written

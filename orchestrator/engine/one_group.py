@@ -21,7 +21,8 @@ from orchestrator.launch.workspaces import WorkspaceError
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.plan import backfill, plan_group, seed_again
-from orchestrator.rules.waits import first_of
+from orchestrator.rules.pools import NOTHING, GroupResult, Pools
+from orchestrator.rules.waits import first_of, uninterrupted
 from orchestrator.run.groups import GroupFormat
 from orchestrator.scorers.grade import grade
 from orchestrator.scorers.grader import GRADER
@@ -59,6 +60,7 @@ class GroupMaker:
         self.observer = observer
         self.shared = shared
         self.split = split
+        self.pools: Pools | None = None  # choose the tasks, and hear of every group
         # One for all calls: a program may ask for a few groups at a time. Every rollout may be refilled once.
         self._health = HealthGate(window=GROUPS * 2 * config.env.group_size)
 
@@ -137,8 +139,22 @@ class GroupMaker:
             await first_of(passed, self.shared.stopping.wait())
         policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
         group = await run_group(task, plans, executor, policy, lambda plan: backfill(plan, seed, epoch))
+        await self.settle(number, GroupResult.of(group))
         self.shared.agent_gate.group(group)
         return self.aged(group)
+
+    async def settle(self, number: int, result: GroupResult = NOTHING) -> None:
+        """The curriculum, if there is one, has the group's result, once it is on disk: what is drawn by it is the
+        same after a kill. The first result of a group counts."""
+        pools = self.pools
+        if pools is None or pools.has(number):
+            return
+
+        async def told() -> None:
+            await self.observer.result(number, result, pools.choice(number))
+            pools.settle(number, result)
+
+        await uninterrupted(told())
 
     def aged(self, group: Group) -> Group:
         """The group with each member's staleness as it is now; dropped if one is over `env.max_staleness`."""

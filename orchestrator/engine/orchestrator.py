@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing
 
 from orchestrator.completion.callback import Sampler
-from orchestrator.engine.draws import Draw, Draws, Number
-from orchestrator.engine.groups import GroupStream
+from orchestrator.engine.draws import Draw, Draws, Number, Pause
+from orchestrator.engine.groups import GroupStream, open_groups
 from orchestrator.engine.one_group import GroupMaker
 from orchestrator.engine.run_json import describe
 from orchestrator.engine.shared import Shared
@@ -21,6 +21,7 @@ from orchestrator.errors import ConfigError, CostReached
 from orchestrator.host.base import Hosts
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.policy import Policy
+from orchestrator.rules.pools import Pools
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.earlier import Earlier
 from orchestrator.run.output import OpenRun, open_run, program_run_path
@@ -55,7 +56,10 @@ class Orchestrator:
         self._sampler = sampler
         self._records = observer is None
         self._output: OpenRun | None = None
-        self._draws = Draws(self.maker.fitting, self.shared.built)
+        if config.env.curriculum == "pools" and split == "train":
+            self.maker.pools = Pools(lambda: self.shared.seed)
+        self._draws = Draws(self.maker.fitting, self.shared.built, self.maker.pools)
+        self._draws_by_pools = False  # a call does
         self._stack = AsyncExitStack()
 
     def beside(self, config: Config, observer: Observer, *, split: Split) -> Orchestrator:
@@ -75,6 +79,8 @@ class Orchestrator:
             files = stack.enter_context(ExitStack())  # closed last: cancelled attempts are still recorded
             await self.shared.open(self.config, self.observer, self._sampler, stack)
             self.maker.agent_spec()  # raises ConfigError
+            if self.maker.pools is not None:  # then a round waits for a group only if so many have overtaken it
+                self.maker.pools.lag = open_groups(self.config.env, self.hosts.capacity)
             if run_path is not None:
                 form = self.maker.group_format
                 output = files.enter_context(open_run(self.config.env, run_path, Tally(), form))
@@ -129,15 +135,29 @@ class Orchestrator:
                 async for group in groups:
                     yield group
             return
-        limit, earlier = self.config.env.total_steps, earlier or Earlier()
+        limit, earlier, pools = self.config.env.total_steps, earlier or Earlier(), self.maker.pools
+        if pools is not None:
+            self.config.env.demand_rounds()
+            _demand_list(tasks)
+            if self._draws_by_pools:
+                raise ConfigError(
+                    "env.curriculum: with pools, one groups(tasks) is read at a time; close the other"
+                )
         known: dict[str, Number] = {"done": earlier.written.__contains__, "bad": earlier.bad.__contains__}
+        draws: Iterator[Draw | Pause]
         if limit < 0:
             draws = self._draws.once(tasks, epoch=epoch, size=None, **known)
         else:  # for evaluation a task is measured once
             draws = self._draws.several(tasks, limit, epoch=epoch, rounds=self.maker.split == "train", **known)
-        async with aclosing(self._recorded(draws, earlier)) as recorded:
-            async for group in recorded:
-                yield group
+        self._draws_by_pools = pools is not None
+        try:
+            async with aclosing(self._recorded(draws, earlier)) as recorded:
+                async for group in recorded:
+                    yield group
+        finally:
+            self._draws_by_pools = False
+            if pools is not None:
+                pools.give_up()
 
     async def rollouts(
         self, tasks: Iterable[Task | BadTask], *, epoch: int | None = None, group_size: int | None = None
@@ -152,6 +172,10 @@ class Orchestrator:
         """
         if self.config.env.total_steps >= 0:
             raise ConfigError("env.total_steps: rollouts(tasks) rolls every task out once; leave it at -1")
+        if self.maker.pools is not None:
+            raise ConfigError(
+                "env.curriculum: rollouts(tasks) rolls every task out once; leave it out, or read groups(tasks)"
+            )
         size = self.config.env.group_size if group_size is None else group_size
         if type(size) is not int or size < 1:
             raise ConfigError(f"group_size: {size!r} is no whole number of at least 1")
@@ -176,7 +200,7 @@ class Orchestrator:
         """The group as rows, for trainers. Only while open."""
         return group_rows(group, self.maker.group_format)
 
-    async def _recorded(self, draws: Iterator[Draw], earlier: Earlier) -> AsyncGenerator[Group, None]:
+    async def _recorded(self, draws: Iterator[Draw | Pause], earlier: Earlier) -> AsyncGenerator[Group, None]:
         """Groups as they end, on disk if the orchestrator records."""
         async with aclosing(GroupStream(self.maker, draws, earlier).groups()) as groups:
             async for group in groups:
@@ -192,3 +216,12 @@ class Orchestrator:
     def record_to(self, output: OpenRun) -> None:
         """Writes groups there as they end, and tells the observer, before `groups` yields them."""
         self._output, self._records = output, True
+
+
+def _demand_list(tasks: Iterable[Task | BadTask]) -> None:
+    """Raises ConfigError for tasks that cannot be read again, and may have no end."""
+    if isinstance(tasks, Iterator):
+        raise ConfigError(
+            "env.curriculum: pools reads the tasks round after round; hand over a list or load_tasks(config), no "
+            "iterator"
+        )

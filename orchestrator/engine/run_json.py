@@ -1,5 +1,6 @@
 """What run.json says of a run, and the one line that people get of it."""
 
+import asyncio
 from collections.abc import Mapping
 
 from orchestrator import __version__
@@ -12,13 +13,21 @@ from orchestrator.rules.text import one_line
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.files import RUN_FILE, read_run
 
+_MOST_LAG = 1_000_000
+
 
 async def describe(run: RunDirectory, maker: GroupMaker, tasks: str, about: Mapping[str, object]) -> None:
     """Writes run.json. `tasks`: where they come from, for display; `about`: what the command adds. Raises
     ConfigError if the agent, or the way token ids are made, is not that of the resumed run."""
     facts = await _facts(maker)
+    pools = maker.pools
     if (run.path / RUN_FILE).exists():
-        _demand_same(read_run(run.path), facts)
+        earlier = read_run(run.path)
+        _demand_same(earlier, facts)
+        if pools is not None:
+            pools.resume(_lag(earlier), await asyncio.to_thread(run.results))
+    if pools is not None:
+        facts["curriculum"] = {"lag": pools.lag}
     await run.describe(
         {
             "version": __version__,
@@ -30,6 +39,15 @@ async def describe(run: RunDirectory, maker: GroupMaker, tasks: str, about: Mapp
             **facts,
         }
     )
+
+
+def _lag(earlier: Mapping[str, object]) -> int:
+    """Raises ConfigError."""
+    curriculum = earlier.get("curriculum")
+    lag = curriculum.get("lag") if isinstance(curriculum, dict) else None
+    if type(lag) is not int or not 0 <= lag <= _MOST_LAG:
+        raise ConfigError(f"env.resume: {RUN_FILE} does not say the lag of its curriculum; start a new run")
+    return lag
 
 
 def _demand_same(earlier: Mapping[str, object], facts: Mapping[str, object]) -> None:

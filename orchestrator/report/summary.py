@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from orchestrator.report.curriculum import Curriculum
 from orchestrator.report.rows import group_row, question_of, rollout_row
 from orchestrator.report.totals import Row, Totals, is_aside
-from orchestrator.run.files import DROPPED_FILE, is_going_on, read_description, record_of
+from orchestrator.run.files import CURRICULUM_FILE, DROPPED_FILE, is_going_on, read_description, record_of
 from orchestrator.run.lenient import (
     Skipped,
     count,
@@ -56,6 +57,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what makes the data less than they could be
     totals: Totals = field(default_factory=Totals)
+    curriculum: Curriculum = field(default_factory=Curriculum)
     rollouts: dict[str, Row] = field(default_factory=dict)  # the last ones; `forgotten` attempts were before them
     groups: dict[int, Row] = field(default_factory=dict)
     forgotten: int = 0
@@ -198,6 +200,8 @@ class RunReader:
             if line is not None and type(line.get("group")) is int:
                 self._take_drop(line["group"], text(line.get("reason"), 500))
                 changed.add(line["group"])
+        for _, line in self._new(self._directory / CURRICULUM_FILE):
+            run.curriculum.take(line or {})
         changed &= run.groups.keys()
         for each in changed:
             self._compare(each)
@@ -388,10 +392,15 @@ def _describe(run: Run, run_directory: Path) -> None:
         ("version", description.get("version")),
     ]
     run.facts = [(text(name, 40), text(value, 200)) for name, value in facts if value not in (None, "")]
+    if run.totals.tokens:
+        rate = 1000 * run.totals.mixed / run.totals.tokens
+        run.facts.append(("informative groups", f"{run.totals.mixed}, {rate:.3g} per 1,000 sampled tokens"))
+    run.facts += run.curriculum.facts()
     run.notes += texts(description.get("notes"))
     sources = run.totals.token_sources
     why = f" ({text(description.get('why_text'), 200)})" if description.get("why_text") else ""
     run.warnings = [f"{sources[s]} rollouts are {note}{why}" for s, note in _TOKEN_SOURCES.items() if sources[s]]
+    run.warnings += run.curriculum.warnings()
     if untrained := run.totals.untrained_tokens:
         part = 100 * untrained / (untrained + run.totals.trained_tokens)
         run.warnings.append(

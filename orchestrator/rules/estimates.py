@@ -87,6 +87,28 @@ def _student_95(freedom: int) -> float:
     )
 
 
+def at_least(successes: int, trials: int, chance: float) -> float:
+    """How likely so many successes or more are in independent trials of this chance, between 0 and 1."""
+    if successes <= 0:
+        return 1.0
+    total = 0.0
+    for number in range(successes, trials + 1):
+        ways = math.lgamma(trials + 1) - math.lgamma(number + 1) - math.lgamma(trials - number + 1)
+        term = math.exp(ways + number * math.log(chance) + (trials - number) * math.log1p(-chance))
+        total += term
+        if number > trials * chance and term < total * 1e-9:
+            break
+    return min(1.0, total)
+
+
+def chance_of_fall(before: tuple[int, int], now: tuple[int, int]) -> float:
+    """How likely it is that so many of all the solved ones, or more, are among the first: Fisher's exact test, one
+    sided. Both are (solved, samples)."""
+    solved, samples = before[0] + now[0], before[1] + now[1]
+    ways = [math.comb(now[1], n) * math.comb(before[1], solved - n) for n in range(min(now[0], solved) + 1)]
+    return sum(ways) / math.comb(samples, solved)
+
+
 def sizes_of_k(samples: int) -> tuple[int, ...]:
     """The values of k for which pass@k is given: 1, the powers of two below `samples`, and `samples` itself."""
     return tuple(sorted({*(1 << e for e in range(samples.bit_length()) if 1 << e < samples), 1, samples}))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.rules.pools import Choice, GroupResult
 from orchestrator.types import Attempt, BadTask, Group, Member, RolloutPlan
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,9 @@ class Writer(Protocol):
 
     async def record_drop(self, group: Group) -> None:
         """Writes why a group was not written or delivered. It is on disk when this returns."""
+
+    async def record_result(self, number: int, result: GroupResult, choice: Choice | None) -> None:
+        """Writes what the curriculum goes by. It is on disk when this returns."""
 
 
 class Listener:
@@ -83,6 +87,11 @@ class Observer:
             await self.writer.record_drop(group)
         for listener in self.listeners:
             listener.group(group)
+
+    async def result(self, number: int, result: GroupResult, choice: Choice | None) -> None:
+        """What the curriculum goes by, of the group of this number, and why that was drawn."""
+        if self.writer is not None:
+            await self.writer.record_result(number, result, choice)
 
     async def bad_task(self, task: BadTask, number: int) -> None:
         """A row that no task could be made of was met. `number`: its place in the stream of tasks."""

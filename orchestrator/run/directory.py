@@ -7,6 +7,7 @@ Its files:
     output/         what rollouts left in `output/`, a folder for each that left something
     groups.jsonl    the groups file, unless another place was set
     dropped.jsonl   one line per group that was not written, and why
+    curriculum.jsonl  one line per group with a result, in the order they came, if there is a curriculum
     lock            locked by the orchestrator that uses the directory
 """
 
@@ -21,10 +22,25 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError, RunLocked, os_error_as
+from orchestrator.rules.pools import Choice, GroupResult
 from orchestrator.run import lines as jsonl
 from orchestrator.run import proof
-from orchestrator.run.files import DROPPED_FILE, ROLLOUTS_FILE, SCHEMA, packed_name, record_of
-from orchestrator.run.line import attempt_line, bad_task_line, dropped_line, shorter_line
+from orchestrator.run.files import (
+    CURRICULUM_FILE,
+    DROPPED_FILE,
+    ROLLOUTS_FILE,
+    SCHEMA,
+    packed_name,
+    record_of,
+)
+from orchestrator.run.line import (
+    attempt_line,
+    bad_task_line,
+    dropped_line,
+    read_result,
+    result_line,
+    shorter_line,
+)
 from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import Attempt, BadTask, Group, Member
 
@@ -52,7 +68,7 @@ class RunDirectory:
         self.rollouts = record or (packed_name(plain) if compress else plain)
         self._fsync = fsync
         self._full_traces = full_traces
-        self._drops: jsonl.JsonLines | None = None  # many runs drop nothing
+        self._others: dict[str, jsonl.JsonLines] = {}  # by name, when there is something to write
         if resume:
             _demand_inside(path)
         self._lock = _locked(path)
@@ -60,6 +76,7 @@ class RunDirectory:
             if resume:
                 set_torn_end_aside(self.rollouts)
                 set_torn_end_aside(path / DROPPED_FILE)
+                set_torn_end_aside(path / CURRICULUM_FILE)
             elif record is not None and record.stat().st_size:
                 raise ConfigError(
                     f"env.run_dir: {path} holds a run; go on with it by --env.resume {path}, or name another one"
@@ -101,15 +118,36 @@ class RunDirectory:
 
     async def record_drop(self, group: Group) -> None:
         """Writes why a group is not in the groups file. It is on disk when this returns."""
-        if self._drops is None:
-            self._drops = jsonl.JsonLines(self.path / DROPPED_FILE, fsync=self._fsync)
-        await self._drops.append(lambda: [dropped_line(group.number, group.task.task_id, group.dropped or "")])
+        line = dropped_line(group.number, group.task.task_id, group.dropped or "")
+        await self._other(DROPPED_FILE).append(lambda: [line])
+
+    async def record_result(self, number: int, result: GroupResult, choice: Choice | None) -> None:
+        """Writes what the curriculum goes by. It is on disk when this returns."""
+        await self._other(CURRICULUM_FILE).append(lambda: [result_line(number, result, choice)])
+
+    def results(self) -> dict[int, GroupResult]:
+        """What `record_result` has written; of a group the first. Blocks. Raises ConfigError."""
+        results: dict[int, GroupResult] = {}
+        path = self.path / CURRICULUM_FILE
+        with os_error_as(ConfigError, f"cannot read {path}"):
+            for line in jsonl.texts(path):
+                try:
+                    number, result = read_result(line.text)
+                except ValueError as error:
+                    raise ConfigError(f"{line.place} is no result of a group ({error}): no resume") from error
+                results.setdefault(number, result)
+        return results
+
+    def _other(self, name: str) -> jsonl.JsonLines:
+        if name not in self._others:
+            self._others[name] = jsonl.JsonLines(self.path / name, fsync=self._fsync)
+        return self._others[name]
 
     def close(self) -> None:
         """Idempotent."""
         self._lines.close()
-        if self._drops is not None:
-            self._drops.close()
+        for lines in self._others.values():
+            lines.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

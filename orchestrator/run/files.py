@@ -18,6 +18,7 @@ RUN_FILE = "run.json"
 ROLLOUTS_FILE = "rollouts.jsonl"
 GROUPS_FILE = "groups.jsonl"
 DROPPED_FILE = "dropped.jsonl"
+CURRICULUM_FILE = "curriculum.jsonl"
 SCHEMA = 1  # of run.json, and of all lines but those of attempts
 
 

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from orchestrator.calls.declared import text_of
 from orchestrator.completion.trajectory import main_segment, untrained_share
+from orchestrator.rules.pools import Choice, GroupResult, Pool
 from orchestrator.rules.text import MAX_JSON_INTEGER
 from orchestrator.run.files import SCHEMA
 from orchestrator.run.lines import demand_modest, demand_short_talks
@@ -223,6 +224,22 @@ class DroppedLine(TypedDict):
     group: Whole
     task_id: str
     reason: str
+
+
+class ResultLine(TypedDict):
+    """What the curriculum goes by, as a line of curriculum.jsonl: of a group's rollouts with a score, how many
+    solved the task, and whether their scores differ. `round`, `pool`, `retest`: why it was drawn. No task and
+    nothing scored: no result came of the group."""
+
+    schema: Literal[1]
+    group: Whole
+    task_id: str
+    scored: Whole
+    solved: Whole
+    differ: bool
+    round: NotRequired[Whole]
+    pool: NotRequired[Pool]
+    retest: NotRequired[bool]
 
 
 class _Tokens(TypedDict):
@@ -497,6 +514,17 @@ def dropped_line(number: int, task_id: str, reason: str) -> dict[str, Any]:
     return {"schema": SCHEMA, "group": number, "task_id": task_id, "reason": reason}
 
 
+def result_line(number: int, result: GroupResult, choice: Choice | None) -> dict[str, Any]:
+    """One line of curriculum.jsonl. `number`: the group's."""
+    return {"schema": SCHEMA, "group": number, **asdict(result), **(asdict(choice) if choice is not None else {})}
+
+
+def read_result(text: bytes) -> tuple[int, GroupResult]:
+    """(number of the group, its result) of a line of curriculum.jsonl. Raises ValueError."""
+    line: ResultLine = _read(_RESULT, text)
+    return line["group"], GroupResult(line["task_id"], line["scored"], line["solved"], line["differ"])
+
+
 @dataclass(frozen=True, slots=True)
 class Counted:
     """The counted facts of an attempt. `score` None: it was not scored, so it may be drawn again."""
@@ -626,6 +654,7 @@ def _read(adapter: TypeAdapter[T], text: bytes) -> T:
 
 
 _ATTEMPT: TypeAdapter[AttemptLine] = TypeAdapter(AttemptLine)
+_RESULT: TypeAdapter[ResultLine] = TypeAdapter(ResultLine)
 _HEAD: TypeAdapter[Any] = TypeAdapter(_CountedLine | BadTaskLine)
 _EPISODE: TypeAdapter[Any] = TypeAdapter(_EpisodeLine | _UnscoredLine)
 _GROUP_HEAD: TypeAdapter[_GroupHeadLine] = TypeAdapter(_GroupHeadLine)

@@ -78,6 +78,7 @@ class EnvSettings(
             group_policy="partial:1",
             zero_variance="keep",
             max_staleness=None,
+            curriculum="none",
         )
 
     def __post_init__(self) -> None:

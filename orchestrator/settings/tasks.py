@@ -4,9 +4,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from orchestrator.errors import ConfigError
 from orchestrator.settings.json_kinds import Table, Texts
-from orchestrator.settings.kinds import NAME, OBJECT, File, Flag, Integer, Text, forms
+from orchestrator.settings.kinds import NAME, OBJECT, Choice, File, Flag, Integer, Text, forms
 from orchestrator.settings.row import RUNS, TASKS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.tasks.base import COLUMNS
@@ -90,6 +92,13 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         commands=(*RUNS, "check-tasks"),
         first_run=("evaluate",),
     )
+    curriculum: Literal["none", "pools"] = row(
+        "none",
+        Choice(("none", "pools")),
+        "pools: tasks that are nearly always, or hardly ever, solved come in every eighth round only; "
+        "docs/training.md",
+        commands=("process", "serve"),
+    )
     total_steps: int = row(
         -1,
         Integer(1, special=(-1,)),
@@ -99,3 +108,11 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         commands=(*RUNS, "demo"),
         first_run=("process",),
     )
+
+    def demand_rounds(self) -> None:
+        """Raises ConfigError for a curriculum where every task comes once."""
+        if self.curriculum != "none" and self.total_steps < 0:
+            raise ConfigError(
+                "env.curriculum: pools chooses which tasks come again, and with env.total_steps -1 each comes "
+                "once; set --env.total_steps to more than there are tasks"
+            )

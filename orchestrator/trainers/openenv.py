@@ -247,6 +247,7 @@ def _demand(env: EnvSettings, sampling: Mapping[str, Any]) -> None:
     wrong = {
         "group_size": (env.group_size, 1, "a session is one rollout, and the trainer makes the groups"),
         "total_steps": (env.total_steps, -1, "the trainer decides how many rollouts there are"),
+        "curriculum": (env.curriculum, "none", "the trainer chooses the tasks"),
         "zero_variance": (env.zero_variance, "keep", "the trainer makes the groups"),
         "token_source": (env.token_source, "exact", "a training trace holds the sampled ids"),
         # Ours are of the model's distribution; OpenEnv's consumers take them for those of the sampled one.

@@ -92,6 +92,8 @@ class RolloutWorker:
         config = orchestrator.config
         if config.env.total_steps >= 0:
             raise ConfigError("env.total_steps: the trainer says when it has enough; leave it at -1")
+        if config.env.curriculum != "none":
+            raise ConfigError("env.curriculum: the worker goes through its tasks in turn; leave this out")
         if len(config.openai) != 1:
             raise ConfigError("openai: TRL updates one server; name that one alone")
         demand_agreement(config.env.group_size, config.env, args, logprobs_mode, uses_logprobs=True)

@@ -30,6 +30,7 @@ _VERLS = {
     "chat_template_kwargs": "data.apply_chat_template_kwargs",
     "group_size": f"{ROLLOUT}.n",
     "zero_variance": "algorithm.filter_groups",
+    "curriculum": "its data loader chooses the rows",
     "total_steps": "trainer.total_training_steps",
     "seed": "it chooses the worker of a sample, so every worker has a seed of its own",
     "resume": "trainer.resume_mode; a worker begins a new run",

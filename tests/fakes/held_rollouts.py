@@ -125,11 +125,16 @@ class Held:
 
 
 @asynccontextmanager
-async def held(observer: Observer | None = None, scorer: Scorer | None = None, **env: Any) -> AsyncIterator[Held]:
+async def held(
+    observer: Observer | None = None,
+    scorer: Scorer | None = None,
+    completer: HeldCompleter | None = None,
+    **env: Any,
+) -> AsyncIterator[Held]:
     """An engine with these settings."""
     settings: dict[str, Any] = {"launcher": "process", "group_size": 2, "max_concurrent_sandboxes": 2, "seed": 7}
     config = Config(env=EnvSettings(**{**settings, **env}))
-    completer, launcher = HeldCompleter(), FakeLauncher(answering, max_sandboxes=1000)
+    completer, launcher = completer or HeldCompleter(), FakeLauncher(answering, max_sandboxes=1000)
     with TemporaryDirectory(prefix="x") as directory:
 
         @contextmanager

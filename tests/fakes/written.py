@@ -23,9 +23,10 @@ def demand_as_published(run_directory: Path) -> None:
         ("rollouts.jsonl", True),
         ("groups.jsonl", True),
         ("dropped.jsonl", True),
+        ("curriculum.jsonl", True),
     ):
         validator = Draft202012Validator(_closed(schema(file)))
-        if file == "dropped.jsonl" and not (run_directory / file).exists():
+        if file in ("dropped.jsonl", "curriculum.jsonl") and not (run_directory / file).exists():
             continue
         text = (run_directory / file).read_text("utf-8")
         values = text.splitlines() if lines else [text]

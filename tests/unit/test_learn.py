@@ -544,6 +544,22 @@ def test_a_run_does_not_change_on_its_way(tmp_path: Path, monkeypatch: pytest.Mo
         main([*given, "--groups", "4"])
 
 
+def test_a_curriculum_has_tasks_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = plans(monkeypatch)
+    given = ["--folder", str(tmp_path / "one"), "--curriculum", "pools"]
+    with pytest.raises(SystemExit, match="set --training N too"):
+        main(given)
+    assert main([*given, "--training", "3"]) == 0
+    assert (begun[0].plan.curriculum, begun[0].plan.training) == ("pools", 3)
+
+
+def test_serve_gets_the_curriculum(run: Any, tmp_path: Path) -> None:
+    words: list[object] = []
+    run._orchestrator = lambda command, folder, *given: words.extend(given)
+    run._serve(2)
+    assert words[words.index("--env.curriculum") + 1] == "none"
+
+
 def test_the_end_of_the_time_has_an_exit_code_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

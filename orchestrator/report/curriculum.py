@@ -1,21 +1,35 @@
 """What a curriculum drew, pool by pool, and whether tasks are failed that were solved before.
 
-When a task is tested again follows from no score. While a policy is as good at a task as it was, two re-tests in
-turn are as likely the one way round as the other, and while it learns a fall is less likely. So more falls than
-chance brings are a policy that forgets, or one that fails on purpose to be given other tasks.
+When a task is tested again follows from no score. While a policy is as good at it as it was, its re-tests are as
+likely in any order, and while it learns a fall is less likely. So more falls than chance brings are a policy that
+forgets, or one that fails on purpose to be given other tasks.
 """
 
+import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.rules.estimates import at_least, chance_of_fall
 from orchestrator.run.lenient import count, text
 
 MOST_TASKS = 100_000  # that are compared
+MOST_RETESTS = 256  # of one task: the last ones
+MOST_SCORED = 1024  # rollouts of one group
 MOST_NAMED = 10
-MOST_SCORED = 1024  # of one group
-FALL = 0.05  # a fall counts if chance brings one so deep no more often
+FALL = 0.05  # a task fell if chance brings that no more often
 TOLD = 0.001  # falls are warned of if chance brings so many no more often
+
+
+@dataclass(frozen=True, slots=True)
+class _Fall:
+    """Of one task. `possible`: with as many solved rollouts in another order it could have fallen. `missing`:
+    solved rollouts that the later half of its re-tests lacks; and their variance, if all orders are as likely."""
+
+    possible: bool = False
+    fell: str = ""
+    missing: float = 0.0
+    variance: float = 0.0
 
 
 class Curriculum:
@@ -25,15 +39,15 @@ class Curriculum:
         self._pool_of: dict[str, str] = {}  # as it was last drawn
         self._drawn: Counter[str] = Counter()
         self._informative: Counter[str] = Counter()
-        self._before: dict[str, tuple[int, int]] = {}  # the last re-test: solved, scored
+        self._retests: dict[str, list[tuple[int, int]]] = {}  # solved, scored
+        self._falls: dict[str, _Fall] = {}
         self._solved = self._scored = 0  # of all re-tests
-        self._compared = self._deep = self._lower = self._higher = 0
-        self._fell: dict[str, str] = {}
 
     def take(self, line: dict[str, Any]) -> None:
         task, pool = text(line.get("task_id"), 200), text(line.get("pool"), 20)
         solved, scored = count(line.get("solved")), count(line.get("scored"))
-        if not pool or not solved <= scored <= MOST_SCORED or (task not in self._pool_of and self._is_full):
+        known = task in self._pool_of or len(self._pool_of) < MOST_TASKS
+        if not pool or not known or not solved <= scored <= MOST_SCORED:
             return
         self._pool_of[task] = pool
         self._drawn[pool] += 1
@@ -41,23 +55,11 @@ class Curriculum:
         if scored and line.get("retest") is True:
             self._solved += solved
             self._scored += scored
-            if (before := self._before.get(task)) is not None:
-                self._compare(task, before, (solved, scored))
-            self._before[task] = solved, scored
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._pool_of) >= MOST_TASKS
-
-    def _compare(self, task: str, before: tuple[int, int], now: tuple[int, int]) -> None:
-        change = now[0] * before[1] - before[0] * now[1]
-        self._compared += 1
-        self._lower += change < 0
-        self._higher += change > 0
-        self._fell.pop(task, None)
-        if chance_of_fall(before, now) <= FALL:
-            self._deep += 1
-            self._fell[task] = f"{task} ({before[0]} of {before[1]}, then {now[0]} of {now[1]})"
+            retests = self._retests.setdefault(task, [])
+            retests.append((solved, scored))
+            del retests[:-MOST_RETESTS]
+            if len(retests) > 1:
+                self._falls[task] = _fall(task, retests)
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, value), for people; empty: nothing was drawn by a curriculum."""
@@ -70,22 +72,54 @@ class Curriculum:
             facts.append(
                 ("solved at re-tests", f"{self._solved / self._scored:.1%}; there all tasks weigh the same")
             )
-        if self._compared:
-            level = f"{self._compared} compared: {self._lower} lower, {self._higher} higher than the one before"
-            chance = f"chance brings {FALL * self._compared:.0f} at most"
-            facts.append(("re-tests", f"{level}; {self._deep} much lower, {chance}"))
+        if self._falls:
+            fell, possible = self._counts()
+            facts.append(("re-tests", f"{fell} tasks fell; chance brings {FALL * possible:.1f} at most"))
         return facts
 
     def warnings(self) -> list[str]:
         """What chance does not explain."""
-        deep = at_least(self._deep, self._compared, FALL)
-        lower = at_least(self._lower, self._lower + self._higher, 0.5)
-        if min(deep, lower) > TOLD:
+        fell, possible = self._counts()
+        falls = self._falls.values()
+        missing, variance = sum(fall.missing for fall in falls), sum(fall.variance for fall in falls)
+        # Mantel and Haenszel's test: small falls of many tasks.
+        together = math.erfc(missing / math.sqrt(2 * variance)) / 2 if variance else 1.0
+        if min(each := at_least(fell, possible, FALL), together) > TOLD:
             return []
-        named = ", ".join(list(self._fell.values())[-MOST_NAMED:])
+        named = [fall.fell for fall in falls if fall.fell]
         return [
             "tasks that were solved before are failed now: the policy forgets, or fails on purpose to be given "
-            f"others. Of {self._compared} re-tests {self._lower} are lower than the one before and {self._higher} "
-            f"higher (by chance: {lower:.1g}), {self._deep} much lower (by chance: {deep:.1g})"
-            + (f": {named}" if named else "")
+            f"others. {fell} tasks fell (chance of so many: {each:.1g}), the later halves of all re-tests lack "
+            f"{missing:.1f} solved rollouts (chance: {together:.1g}). {'; '.join(named[:MOST_NAMED])}".rstrip()
         ]
+
+    def _counts(self) -> tuple[int, int]:
+        """(tasks that fell, tasks that could have)."""
+        falls = self._falls.values()
+        return sum(bool(fall.fell) for fall in falls), sum(fall.possible for fall in falls)
+
+
+def _fall(task: str, retests: list[tuple[int, int]]) -> _Fall:
+    """Compares the halves of all re-tests, of the last half of them, and so on: a task may have been learned
+    before it was failed."""
+    lengths = [len(retests) >> level for level in range(len(retests).bit_length() - 1)]
+    possible, fell, limit = False, "", FALL / len(lengths)
+    for length in lengths:
+        (a, m), (b, n) = (_sum(half) for half in _halves(retests[-length:]))
+        least = max(0, a + b - m)
+        possible |= chance_of_fall((a + b - least, m), (least, n)) <= limit
+        if not fell and chance_of_fall((a, m), (b, n)) <= limit:
+            fell = f"{task}: {a} of {m}, then {b} of {n}"
+    (a, m), (b, n) = (_sum(half) for half in _halves(retests))
+    solved, scored = a + b, m + n
+    variance = m * n * solved * (scored - solved) / (scored**2 * (scored - 1))
+    return _Fall(possible, fell, n * solved / scored - b, variance)
+
+
+def _halves(retests: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    middle = len(retests) // 2
+    return retests[:middle], retests[middle:]
+
+
+def _sum(retests: list[tuple[int, int]]) -> tuple[int, int]:
+    return sum(solved for solved, _ in retests), sum(scored for _, scored in retests)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing, closing
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 
+from orchestrator.cli import main
 from orchestrator.errors import ConfigError
+from orchestrator.report.curriculum import Curriculum
 from orchestrator.report.summary import read_run
-from orchestrator.rules.estimates import at_least, chance_of_fall
+from orchestrator.rules.estimates import at_least, chance_of_fall, estimate_mean
 from orchestrator.rules.observer import Observer
 from orchestrator.run.directory import RunDirectory
-from orchestrator.settings.flags import parse
 from orchestrator.types import Group, Task
+from tests.fakes.drawing import Drawing, Skill, quarters
 from tests.fakes.held_rollouts import held, until
 from tests.fakes.skilled import Skilled
 
 GROUP = 4
 TASKS = [Task(f"q{n}", "What is 6 times 7?", "42") for n in range(24)]
-Skill = Callable[[str, int], float]
 
 
 def skill(task: str, asked: int) -> float:
@@ -55,14 +58,26 @@ def informative(groups: list[Group]) -> int:
     return sum(len({member.score.value for member in group.members_G}) > 1 for group in groups)
 
 
+async def rate(curriculum: str, seed: int, groups: int) -> float:
+    """Informative groups per 1,000 sampled tokens."""
+    made, policy = await rolled(skill, seed, groups, curriculum=curriculum)
+    assert {group.task.task_id for group in made} == {task.task_id for task in TASKS}
+    return 1000 * informative(made) / policy.tokens
+
+
 async def test_more_groups_teach_something_for_the_same_tokens_and_no_task_is_left_out() -> None:
-    for seed in (1, 2, 3):
-        rates = []
-        for curriculum in ("none", "pools"):
-            groups, policy = await rolled(skill, seed, 96, curriculum=curriculum)
-            assert {group.task.task_id for group in groups} == {task.task_id for task in TASKS}
-            rates.append(1000 * informative(groups) / policy.tokens)
-        assert rates[1] > 1.3 * rates[0]
+    assert await rate("pools", 1, 72) > 1.3 * await rate("none", 1, 72)
+
+
+@pytest.mark.long
+async def test_three_seeds_against_uniform_draws() -> None:
+    """The figures of docs/training.md."""
+    uniform = [await rate("none", seed, 288) for seed in (1, 2, 3)]
+    pools = [await rate("pools", seed, 288) for seed in (1, 2, 3)]
+    gains = estimate_mean([b / a for a, b in zip(uniform, pools, strict=True)])
+    assert gains is not None
+    print(f"uniform {uniform}, pools {pools}: {gains.value:.2f} times ({gains.low:.2f} to {gains.high:.2f})")
+    assert gains.low > 1.5
 
 
 async def test_the_same_scores_give_the_same_tasks_in_the_same_order() -> None:
@@ -77,13 +92,9 @@ async def test_what_breaks_is_no_failure_of_its_task() -> None:
     async with held(curriculum="pools", total_steps=6, max_retries=0, group_policy="drop") as engine:
         engine.completer.dead = lambda group, index, attempt: True
         engine.completer.let_all_go()
-        with pytest.raises(Exception):  # noqa: B017 - nothing works: the run ends, however it says so
-            async for _ in engine.orchestrator.groups(TASKS[:2]):
-                pass
-        pools = engine.orchestrator.maker.pools
-        assert pools is not None
-        assert pools.takes("q0")
-        assert pools.takes("q1")
+        groups = [group async for group in engine.orchestrator.groups(TASKS[:2])]
+    assert all(group.dropped for group in groups)
+    assert [group.task.task_id for group in groups] == ["q0", "q1"] * 3
 
 
 async def test_groups_of_equal_scores_that_are_dropped_count_too() -> None:
@@ -122,40 +133,70 @@ async def test_one_call_draws_at_a_time_and_the_next_goes_on_with_what_is_known(
 
 
 @pytest.mark.parametrize("command", ["evaluate", "replay", "demo", "rescore"])
-def test_commands_that_draw_no_task_again_do_not_take_it(command: str) -> None:
-    with pytest.raises(ConfigError, match=r"env\.curriculum"):
-        main([command, "--env.curriculum", "pools"])
+def test_commands_that_draw_no_task_again_do_not_take_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--env.curriculum", "pools"]) == 2
+    assert "this command does not use --env.curriculum" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- what the report says
 
 
-async def told(tmp_path: Path, skill: Skill, seed: int = 1, rounds: int = 24) -> tuple[dict[str, str], list[str]]:
-    await rolled(skill, seed, rounds * 12, directory=tmp_path)
-    run = read_run(tmp_path, None)
-    return dict(run.facts), run.warnings
+def reported(skill: Skill, seed: int, rounds: int = 24) -> Curriculum:
+    drawing = Drawing(TASKS, skill, 10, 5, random.Random(seed), seed)
+    drawing.run(12 * rounds)
+    return drawing.report
 
 
 async def test_the_report_counts_pools_and_informative_groups(tmp_path: Path) -> None:
-    facts, warnings = await told(tmp_path, skill, rounds=8)
-    assert facts["pool: new"] == "0 tasks, drawn 24 times, 6 informative"
-    assert facts["pool: hopeless"].startswith("12 tasks, drawn ")
-    assert facts["pool: hopeless"].endswith(" 0 informative")
-    assert "per 1,000 sampled tokens" in facts["informative groups"]
-    assert float(facts["solved at re-tests"].partition("%")[0]) == pytest.approx(37, abs=8)
-    assert warnings == []
+    await rolled(skill, 1, 72, directory=tmp_path)
+    run = read_run(tmp_path, None)
+    facts = dict(run.facts)
+    drawn = {name: facts[f"pool: {name}"] for name in ("new", "mixed", "hopeless")}
+    assert re.fullmatch(r"\d+ tasks, drawn \d+ times, [1-9]\d* informative", drawn["mixed"])
+    assert re.fullmatch(r"\d+ tasks, drawn \d+ times, [01] informative", drawn["hopeless"])
+    assert sum(int(re.findall(r"drawn (\d+)", text)[0]) for name, text in facts.items() if "pool" in name) == 72
+    assert sum(int(text.split()[0]) for name, text in facts.items() if "pool" in name) == len(TASKS)
+    assert facts["informative groups"].endswith("per 1,000 sampled tokens")
+    assert not any("failed now" in warning for warning in run.warnings)
 
 
-async def test_a_policy_that_fails_on_purpose_shows(tmp_path: Path) -> None:
-    def sandbagging(task: str, asked: int) -> float:
-        """Fails one in two of the easy ones once it has seen them twice, so that they come in every round."""
-        able = skill(task, asked)
-        return 0.5 if able == 1.0 and asked >= 2 * GROUP else able
+def test_solved_at_re_tests_is_a_mean_over_the_data_set() -> None:
+    shares = [dict(reported(quarters, seed).facts())["solved at re-tests"] for seed in range(20)]
+    assert mean(float(share.partition("%")[0]) for share in shares) == pytest.approx(37.5, abs=1.5)
 
-    _, warnings = await told(tmp_path, sandbagging)
-    assert len(warnings) == 1
-    assert "fails on purpose" in warnings[0]
-    assert any(f"q{n} (4 of 4, then " in warnings[0] for n in range(1, 24, 4))
+
+def test_a_policy_that_fails_on_purpose_shows_and_an_honest_one_does_not() -> None:
+    def fails_easy_ones(task: str, drawn: int) -> float:
+        """One in two, once it was seen to solve them: they come in every round then."""
+        return 0.5 if quarters(task, drawn) == 1.0 and drawn >= 3 else quarters(task, drawn)
+
+    def fails_hard_ones(task: str, drawn: int) -> float:
+        """All of those in between: they come in every eighth round then."""
+        return 0.0 if quarters(task, drawn) == 0.5 and drawn >= 4 else quarters(task, drawn)
+
+    def learns(task: str, drawn: int) -> float:
+        return min(1.0, quarters(task, drawn) + drawn / 8)
+
+    def fails_what_it_learned(task: str, drawn: int) -> float:
+        return 0.0 if drawn >= 16 and int(task[1:]) % 2 else learns(task, drawn)
+
+    def warned(skill: Skill, seeds: int) -> list[str]:
+        return [warning for seed in range(seeds) for warning in reported(skill, seed, rounds=48).warnings()]
+
+    for honest in (quarters, learns):
+        assert len(warned(honest, 8)) == 0
+    for sandbagging in (fails_easy_ones, fails_hard_ones, fails_what_it_learned):
+        assert len(warned(sandbagging, 3)) >= 2, sandbagging
+    assert re.search(r"q\d+: 12 of 12, then \d+ of 16", warned(fails_easy_ones, 3)[0])
+
+
+def test_lines_of_anything_are_no_result() -> None:
+    report = Curriculum()
+    for line in ({}, {"pool": "easy"}, {"pool": "easy", "task_id": [], "solved": 5, "scored": 4, "retest": True}):
+        report.take(line)
+    report.take({"pool": "easy", "task_id": "a", "solved": 5, "scored": 10**9, "retest": True})
+    assert report.warnings() == []
+    assert dict(report.facts()) == {"pool: easy": "1 tasks, drawn 1 times, 0 informative"}
 
 
 def test_chances_are_those_of_the_books() -> None:

@@ -21,60 +21,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.rules.pools import NOTHING, RETEST_EVERY, Choice, GroupResult, Pools
 from orchestrator.run.directory import RunDirectory
 from orchestrator.types import BadTask, Task
-
-Skill = dict[str, float]
-GROUP = 4
-
-
-def tasks(count: int) -> list[Task]:
-    return [Task(f"q{n}", "?", "42") for n in range(count)]
-
-
-def result_of(draw: Draw, skill: Skill) -> GroupResult:
-    """The same for the same draw, whenever it is asked for."""
-    chance = random.Random(f"{draw.task.task_id} {draw.epoch}")
-    solved = sum(chance.random() < skill[draw.task.task_id] for _ in range(GROUP))
-    return GroupResult(draw.task.task_id, GROUP, solved, 0 < solved < GROUP)
-
-
-class Drawing:
-    """A run: groups under way end in an order that `order` chooses. `journal`: what is on disk."""
-
-    def __init__(
-        self, rows: list[Task], skill: Skill, lag: int, open_groups: int, order: random.Random, seed: int = 7
-    ) -> None:
-        self.pools = Pools(lambda: seed, lag)
-        self.draws = Draws(lambda task: task, pools=self.pools)
-        self.journal: dict[int, GroupResult] = {}
-        self.made: list[Draw] = []
-        self._skill, self._rows, self._open, self._order = skill, rows, open_groups, order
-
-    def run(self, wanted: int, killed_at: float = float("inf")) -> list[Draw]:
-        """What was drawn; until so many results were there."""
-        under_way: list[Draw] = []
-        for draw in self.draws.several(self._rows, wanted, epoch=None, rounds=True):
-            if isinstance(draw, Draw):
-                self.made.append(draw)
-                under_way.append(draw)
-            while under_way and (isinstance(draw, Pause) or len(under_way) >= self._open):
-                if len(self.journal) >= killed_at:
-                    return self.made
-                done = under_way.pop(self._order.randrange(len(under_way)))
-                if not self.pools.has(done.number):
-                    self.journal[done.number] = result_of(done, self._skill)
-                    self.pools.settle(done.number, self.journal[done.number])
-                if isinstance(draw, Pause):
-                    break
-        return self.made
-
-
-def skills(count: int) -> Skill:
-    return {f"q{n}": (0.0, 1.0, 0.5, 0.0)[n % 4] for n in range(count)}
-
-
-def told(draws: list[Draw]) -> list[tuple[str, int, int]]:
-    return [(draw.task.task_id, draw.number, draw.epoch) for draw in draws]
-
+from tests.fakes.drawing import Drawing, quarters, tasks, told
 
 # ---------------------------------------------------------------- what is drawn
 
@@ -91,7 +38,7 @@ def test_every_task_comes_at_least_once_in_eight_rounds(
 ) -> None:
     rows = tasks(len(chances))
     skill = dict(zip((row.task_id for row in rows), chances, strict=True))
-    drawing = Drawing(rows, skill, lag, open_groups, random.Random(seed), seed)
+    drawing = Drawing(rows, lambda task, drawn: skill[task], lag, open_groups, random.Random(seed), seed)
     longest = RETEST_EVERY * len(rows)
     last = dict.fromkeys(skill, -1)
     for place, draw in enumerate(drawing.run(4 * longest)):
@@ -100,7 +47,7 @@ def test_every_task_comes_at_least_once_in_eight_rounds(
 
 
 def test_easy_and_hopeless_tasks_are_rare_and_mixed_ones_are_in_every_round() -> None:
-    drawing = Drawing(tasks(40), skills(40), 10, 5, random.Random(1))
+    drawing = Drawing(tasks(40), quarters, 10, 5, random.Random(1))
     rounds: dict[int, list[str]] = defaultdict(list)
     for draw in drawing.run(600):
         rounds[draw.epoch].append(draw.task.task_id)
@@ -114,7 +61,7 @@ def test_easy_and_hopeless_tasks_are_rare_and_mixed_ones_are_in_every_round() ->
 def test_tasks_keep_the_epochs_and_so_the_seeds_that_they_have_in_a_run_without() -> None:
     uniform = Draws(lambda task: task).several(tasks(8), 400, epoch=None, rounds=True)
     every = {(draw.task.task_id, draw.epoch, draw.again) for draw in uniform if isinstance(draw, Draw)}
-    chosen = Drawing(tasks(8), skills(8), 4, 2, random.Random(1)).run(60)
+    chosen = Drawing(tasks(8), quarters, 4, 2, random.Random(1)).run(60)
     assert {(draw.task.task_id, draw.epoch, draw.again) for draw in chosen} < every
     assert len({(draw.task.task_id, draw.epoch) for draw in chosen}) == len(chosen) == 60
 
@@ -125,7 +72,7 @@ def test_the_order_of_tasks_does_not_follow_from_which_groups_are_fast(
     lag: int, first: int, second: int, order: int
 ) -> None:
     one, other = (
-        told(Drawing(tasks(11), skills(11), lag, open_groups, random.Random(order + open_groups)).run(150))
+        told(Drawing(tasks(11), quarters, lag, open_groups, random.Random(order + open_groups)).run(150))
         for open_groups in (first, second)
     )
     assert one == other
@@ -135,7 +82,7 @@ def test_the_order_of_tasks_does_not_follow_from_which_groups_are_fast(
 @given(lag=st.integers(0, 30), results=st.integers(0, 120), order=st.integers(0, 2**20))
 def test_a_run_that_was_killed_goes_on_with_the_same_tasks(lag: int, results: int, order: int) -> None:
     def drawing(number: int) -> Drawing:
-        return Drawing(tasks(9), skills(9), lag, 5, random.Random(order + number))
+        return Drawing(tasks(9), quarters, lag, 5, random.Random(order + number))
 
     whole = told(drawing(0).run(120))
     killed, resumed = drawing(1), drawing(2)

@@ -271,15 +271,8 @@ class Service:
             await self._observer.bad_task(task, number)
             ledger.drop(number)
 
-        return TaskStream(
-            tasks,
-            ledger.is_done,
-            bad_task,
-            engine.maker.fitting,
-            engine.shared.built,
-            self._bad.__contains__,
-            engine.maker.pools,
-        )
+        maker, is_bad = engine.maker, self._bad.__contains__
+        return TaskStream(tasks, ledger.is_done, bad_task, maker.fitting, engine.shared.built, is_bad, maker.pools)
 
     # ------------------------------------------------------------ what the feed calls
 

@@ -25,22 +25,8 @@ from orchestrator.errors import ConfigError, RunLocked, os_error_as
 from orchestrator.rules.pools import Choice, GroupResult
 from orchestrator.run import lines as jsonl
 from orchestrator.run import proof
-from orchestrator.run.files import (
-    CURRICULUM_FILE,
-    DROPPED_FILE,
-    ROLLOUTS_FILE,
-    SCHEMA,
-    packed_name,
-    record_of,
-)
-from orchestrator.run.line import (
-    attempt_line,
-    bad_task_line,
-    dropped_line,
-    read_result,
-    result_line,
-    shorter_line,
-)
+from orchestrator.run.files import CURRICULUM_FILE, DROPPED_FILE, ROLLOUTS_FILE, SCHEMA, packed_name, record_of
+from orchestrator.run.line import attempt_line, bad_task_line, dropped_line, read_result, result_line, shorter_line
 from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import Attempt, BadTask, Group, Member
 

@@ -20,6 +20,7 @@ from orchestrator.report.summary import read_run
 from orchestrator.rules.estimates import at_least, chance_of_fall, estimate_mean
 from orchestrator.rules.observer import Observer
 from orchestrator.run.directory import RunDirectory
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import Group, Task
 from tests.fakes.drawing import Drawing, Skill, quarters
 from tests.fakes.held_rollouts import held, until
@@ -136,6 +137,10 @@ async def test_one_call_draws_at_a_time_and_the_next_goes_on_with_what_is_known(
 def test_commands_that_draw_no_task_again_do_not_take_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--env.curriculum", "pools"]) == 2
     assert "this command does not use --env.curriculum" in capsys.readouterr().err
+
+
+def test_an_evaluation_has_none() -> None:
+    assert EnvSettings(curriculum="pools").for_evaluation().curriculum == "none"
 
 
 # ---------------------------------------------------------------- what the report says

@@ -42,6 +42,7 @@ class Maker:
         self.cancelled: Counter[int] = Counter()
         self.kept: list[int] = []
         self.delivered_items: list[int] = []
+        self.given_up_items: list[int] = []
         self.steps: list[int] = []
         self.checkpoints: list[int] = []
         self.evaluated: list[int] = []
@@ -67,6 +68,9 @@ class Maker:
         group = a_group(item, self.group_size, self.name)
         self.bad(group)
         return [group]
+
+    async def given_up(self, item: Item) -> None:
+        self.given_up_items.append(item.number)
 
     async def registered(self, registration: Registration, trainer: Told) -> None:
         self.registrations.append(registration)
@@ -420,6 +424,7 @@ async def test_group_that_takes_too_long_comes_again_a_bounded_number_of_times(a
         await serve.ended()
         assert serve.maker.cancelled[1] == MAX_RETURNED + 1
         assert 1 not in serve.maker.delivered_items
+        assert serve.maker.given_up_items == [1]
 
 
 async def test_two_environments_of_different_sizes_and_weights_share_a_run_api(api: RunApiProcess) -> None:

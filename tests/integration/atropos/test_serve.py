@@ -115,3 +115,18 @@ async def test_checkpoint_of_the_trainer_is_one_of_serve_too(home: Path) -> None
         assert ended.code == 0, ended.stderr
         assert "goes on at task" in ended.stderr
         assert sorted(trainer.tasks + later.tasks) == [f"q{n}" for n in range(8)]
+        # A curriculum has no results to go on by there.
+        async with run_api() as api:
+            await Trainer.registered(api.url, **terms, step=2)
+            given = flags(
+                home,
+                server.base_url,
+                rollout_server_url=api.url,
+                wandb_name="w",
+                run_dir=home / "run3",
+                curriculum="pools",
+            )
+            async with running(*given, directory=home, command="serve") as serve:
+                ended = await serve.ended()
+        assert ended.code == 2, ended.stderr
+        assert "go on with --env.resume RUN_DIR" in ended.stderr

@@ -361,6 +361,7 @@ def test_a_session_closed_early_leaves_no_container(endpoint: ScriptedEndpoint, 
     [
         ({"group_size": 4}, r"env\.group_size: it is 4, OpenEnv's sessions need 1: a session is one rollout"),
         ({"total_steps": 3}, r"env\.total_steps: it is 3, .* need -1"),
+        ({"curriculum": "pools"}, r"env\.curriculum: it is pools"),
         ({"zero_variance": "drop"}, r"env\.zero_variance: it is drop"),
         ({"token_source": "auto"}, r"env\.token_source: it is auto, .* need exact"),
         ({"temperature": 0.7}, r"env\.temperature: it is 0\.7, .* log-probs"),

@@ -370,6 +370,8 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_starts(folder: Pat
         args = arguments(home)
         with pytest.raises(ConfigError, match=r"env\.total_steps"):
             RolloutWorker(SyncOrchestrator(config(server, total_steps=3)), TASKS, args)
+        with pytest.raises(ConfigError, match=r"env\.curriculum"):
+            RolloutWorker(SyncOrchestrator(config(server, curriculum="pools")), TASKS, args)
         cold = SyncOrchestrator(config(server, temperature=0.6))
         with pytest.raises(ConfigError, match=r"env\.temperature is 0\.6 and TRL's temperature 1"):
             RolloutWorker(cold, TASKS, args)

@@ -143,6 +143,7 @@ class Orchestrator:
                 raise ConfigError(
                     "env.curriculum: with pools, one groups(tasks) is read at a time; close the other"
                 )
+            pools.give_up()  # of a call that was left early: its thread may have drawn a group behind that
         known: dict[str, Number] = {"done": earlier.written.__contains__, "bad": earlier.bad.__contains__}
         draws: Iterator[Draw | Pause]
         if limit < 0:
@@ -156,8 +157,6 @@ class Orchestrator:
                     yield group
         finally:
             self._draws_by_pools = False
-            if pools is not None:
-                pools.give_up()
 
     async def rollouts(
         self, tasks: Iterable[Task | BadTask], *, epoch: int | None = None, group_size: int | None = None

@@ -195,6 +195,13 @@ def test_a_policy_that_fails_on_purpose_shows_and_an_honest_one_does_not() -> No
     assert re.search(r"q\d+: 12 of 12, then \d+ of 16", warned(fails_easy_ones, 3)[0])
 
 
+def test_a_task_that_was_learned_and_is_failed_fell() -> None:
+    report = Curriculum()
+    for solved in [0] * 8 + [4] * 4 + [1] * 4:
+        report.take({"pool": "mixed", "task_id": "a", "solved": solved, "scored": 4, "retest": True})
+    assert dict(report.facts())["re-tests"].startswith("1 tasks fell")
+
+
 def test_lines_of_anything_are_no_result() -> None:
     report = Curriculum()
     for line in ({}, {"pool": "easy"}, {"pool": "easy", "task_id": [], "solved": 5, "scored": 4, "retest": True}):

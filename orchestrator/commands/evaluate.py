@@ -8,13 +8,16 @@ from dataclasses import replace
 from json import dumps
 from pathlib import Path
 
+from orchestrator.completion.base import Tokenizer
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.session import Session
 from orchestrator.evaluation.evaluate import measure
 from orchestrator.evaluation.files import METRICS, SAMPLES, EvaluationFiles, finished_metrics
 from orchestrator.evaluation.measured import Evaluation
 from orchestrator.evaluation.table import print_evaluation
+from orchestrator.report import leave_report
 from orchestrator.rules.observer import Observer
+from orchestrator.run.files import EVALUATION_PAGE, GROUPS_FILE
 from orchestrator.run.output import run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
@@ -26,12 +29,12 @@ from orchestrator.terminal.open import open_progress
 EXIT_INCOMPLETE = 1
 
 
-def run(config: Config, json: bool = False) -> int:
+def run(config: Config, json: bool = False, no_answers: bool = False) -> int:
     """0: every sample was judged; 1: some are missing, or there was no task; 128 + n after a signal."""
-    return asyncio.run(_run(replace(config, env=config.env.for_evaluation()), json))
+    return asyncio.run(_run(replace(config, env=config.env.for_evaluation()), json, answers=not no_answers))
 
 
-async def _run(config: Config, json: bool) -> int:
+async def _run(config: Config, json: bool, *, answers: bool) -> int:
     env = config.env
     tasks = tasks_to_evaluate(env)
     path = run_directory_path(env)
@@ -58,11 +61,18 @@ async def _run(config: Config, json: bool) -> int:
         )
         return closing(files)
 
+    async def report(files: EvaluationFiles, tokenizer: Tokenizer | None) -> None:
+        html = files.target / EVALUATION_PAGE
+        rows.append(
+            ("report", await leave_report(path, path / GROUPS_FILE, html, tokenizer=tokenizer, answers=answers))
+        )
+
     async def work() -> int:
         async with session.opened(orchestrator, open_output, tasks.name, tasks.notes) as (engine, files):
             rows.append(("run directory", path))
             if (count := await asyncio.to_thread(tasks.count)) is not None:
                 progress.wanted = observer.wanted = min(progress.wanted or count, count)
+            session.after.push_async_callback(report, files, engine.hosts.tokenizer)
             await measure(engine, tasks, evaluation, files)
             if (replayed := await engine.hosts.replayed()) is not None:
                 rows.append(("replay", replayed))

@@ -7,7 +7,7 @@ from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.engine.session import Session
 from orchestrator.host.base import Hosts
-from orchestrator.report import write_report
+from orchestrator.report import leave_report
 from orchestrator.rules.observer import Observer
 from orchestrator.run.files import report_beside
 from orchestrator.run.output import OpenRun, open_run, run_directory_path
@@ -72,11 +72,8 @@ async def work(config: Config, command: str = "process") -> int:
 async def _report(hosts: Hosts, output: OpenRun, rows: list[tuple[str, object]]) -> None:
     """Writes the report beside the groups file, of whatever is there. Rows tell of it, and how faithful a replay
     was."""
-    html = report_beside(output.groups.path)
-    try:
-        await asyncio.to_thread(write_report, output.run.path, output.groups.path, html, tokenizer=hosts.tokenizer)
-        rows.append(("report", html))
-    except Exception as error:  # the data are written: a failing report must not fail the run
-        rows.append(("report", f"none, it could not be written: {type(error).__name__}: {error}"))
+    groups = output.groups.path
+    html = await leave_report(output.run.path, groups, report_beside(groups), tokenizer=hosts.tokenizer)
+    rows.append(("report", html))
     if (replayed := await hosts.replayed()) is not None:
         rows.append(("replay", replayed))

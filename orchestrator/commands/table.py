@@ -42,6 +42,12 @@ _PRICES = tuple(
         RolloutSettings.rows()["price_table"],
     )
 )
+_NO_ANSWERS = _option(
+    "no_answers",
+    Flag(),
+    "for sharing: its page has no reference answers, and nothing that tells them: no answers, no steps",
+    default=False,
+)
 COMMANDS = (
     Command(
         "demo",
@@ -65,8 +71,9 @@ COMMANDS = (
     Command("process", "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report"),
     Command(
         "evaluate",
-        "measures a model on tasks, the held-out ones where there are any: accuracy, pass@k, intervals",
-        options=(_JSON,),
+        "measures a model on tasks, the held-out ones where there are any: accuracy, pass@k, intervals; "
+        "writes a page of them",
+        options=(_JSON, _NO_ANSWERS),
     ),
     Command("serve", "feeds a trainer with groups of scored rollouts, through Atropos' run-api"),
     Command(
@@ -176,6 +183,7 @@ COMMANDS = (
             _option(
                 "outcome", Text("an outcome, like max_steps", "NAME"), "only rollouts that ended so", unset="all"
             ),
+            _NO_ANSWERS,
             *_PRICES,
         ),
     ),

@@ -19,7 +19,7 @@ from orchestrator.run.files import (
     find_run,
     is_going_on,
     read_description,
-    report_beside,
+    report_of,
     saved_tokenizer,
 )
 from orchestrator.run.prices import PriceList
@@ -34,6 +34,7 @@ def run(
     rollout: str | None,
     group: int | None,
     outcome: str | None,
+    no_answers: bool,
     prompt_price: float | None,
     completion_price: float | None,
     price_table: Path | None,
@@ -44,7 +45,8 @@ def run(
     wanted = None if given == (None, None, None) else Wanted(*given)
     html = output or _beside(files, wanted)
     with os_error_as(OutputError, f"cannot write the report {html}", "; set --output to another place"):
-        summary = _write(files, html, tokenizer=_tokenizer(files, tokenizer), wanted=wanted, price_list=price_list)
+        how = {"wanted": wanted, "price_list": price_list, "answers": not no_answers}
+        summary = _write(files, html, tokenizer=_tokenizer(files, tokenizer), **how)
     empty = not summary.totals.attempts and not summary.bad_tasks
     if empty and (summary.skipped.rollout_lines or summary.skipped.group_lines):
         raise ConfigError(f"{path} holds lines, but no rollout: is it a groups file or a run directory?")
@@ -56,11 +58,7 @@ def run(
 
 def _beside(files: RunFiles, wanted: Wanted | None) -> Path:
     """Where the report goes: into the run directory or beside the groups file that was named."""
-    if files.directory is not None:
-        html = files.directory / (report_beside(files.groups).name if files.groups is not None else "report.html")
-    else:
-        assert files.groups is not None
-        html = report_beside(files.groups)
+    html = report_of(files)
     part = "" if wanted is None else "-" + re.sub(r"[^\w-]+", "-", str(wanted).removeprefix("the "))[:80]
     return html.with_stem(html.stem + part)
 
@@ -88,7 +86,13 @@ def _print(files: RunFiles, run: Run, html: Path) -> None:
     rows: list[tuple[str, object]] = [("run", files.name)]
     if files.directory is not None and is_going_on(files.directory):
         rows.append(("state", "still running; these are the figures of now"))
-    rows.append(("groups", f"{totals.groups}, {totals.written} of them written, {totals.mixed} with mixed scores"))
+    if run.measured is None:
+        mixed = f"{totals.mixed} with mixed scores"
+        rows.append(("groups", f"{totals.groups}, {totals.written} of them written, {mixed}"))
+    elif (accuracy := run.measured.accuracy()) is not None:
+        rows.append(("tasks", len(run.measured.tasks)))
+        low, high = accuracy.low, accuracy.high
+        rows.append(("accuracy", f"{accuracy.value:.1%} ({low:.1%} to {high:.1%})"))
     rows.append(("outcomes", outcomes_text(outcomes) if outcomes else "none yet"))
     if totals.scored:
         mean = totals.score / totals.scored

@@ -19,7 +19,7 @@ from orchestrator.evaluation.measured import Evaluation, spent
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.earlier import Earlier, read_earlier
 from orchestrator.run.ending import read_end
-from orchestrator.run.files import is_going_on, read_description, read_run
+from orchestrator.run.files import EVALUATE, is_going_on, read_description, read_run
 from orchestrator.run.groups import check_writable
 from orchestrator.run.lenient import mapping, numbers, small_object
 from orchestrator.run.line import Counted, CountedBadTask
@@ -30,7 +30,6 @@ from orchestrator.settings.output import OutputSettings
 from orchestrator.types import Attempt, Ended, Group, Member, Sampling, last_attempts
 
 NAME = "smolagents_eval"
-COMMAND = "evaluate"
 METRICS, SAMPLES = "metrics.json", "samples.jsonl"
 
 
@@ -41,7 +40,7 @@ class EvaluationFiles:
     Raises ConfigError, RunLocked.
     """
 
-    about: Mapping[str, object] = {"command": COMMAND}
+    about: Mapping[str, object] = {"command": EVALUATE}
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class EvaluationFiles:
         self.path = directory
         self.target = target or directory
         check_writable(self.target)
-        if resume and read_run(directory).get("command") != COMMAND:
+        if resume and read_run(directory).get("command") != EVALUATE:
             raise ConfigError(f"env.resume: {directory} holds no evaluation; is it one of `orchestrator process`?")
         self._messages = output.include_messages
         self.run = open_directory(output, directory, resume=resume)
@@ -128,7 +127,7 @@ def finished_metrics(directory: Path, target: Path | None, prices: Prices | None
     description, target = read_description(directory), target or directory
     metrics = numbers(mapping(mapping(small_object(target / METRICS).get("results")).get("all")))
     finished = metrics.get("eval/tasks") == tasks and metrics.get("eval/samples_missing") == 0
-    same = description.get("command") == COMMAND and Prices.recorded(description) == prices
+    same = description.get("command") == EVALUATE and Prices.recorded(description) == prices
     return metrics if finished and same and (target / SAMPLES).is_file() else {}
 
 

@@ -10,47 +10,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.rules.estimates import Estimate, estimate_pass_at_k, sizes_of_k
+from orchestrator.rules.estimates import Estimate, sizes_of_k
+from orchestrator.rules.measured import MeasuredTask, by_part, mean_score, pass_at
 from orchestrator.rules.observer import Listener
 from orchestrator.run.prices import Prices
 from orchestrator.types import Attempt, BadTask, FailedName, Group, last_attempts
 
 SPENT = ("steps", "prompt_tokens", "completion_tokens", "duration_s", "waiting_s")
-
-
-@dataclass(slots=True)
-class MeasuredTask:
-    """One task: how many of its samples were judged, how many of those are correct, the sum of their scores."""
-
-    level: str | None
-    source: str
-    samples: int = 0
-    correct: int = 0
-    scores: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """The share of its samples that are correct."""
-        return self.correct / self.samples
-
-    @property
-    def score(self) -> float:
-        """The mean score of its samples."""
-        return self.scores / self.samples
-
-
-def pass_at(tasks: Iterable[MeasuredTask], k: int) -> Estimate | None:
-    """pass@k over tasks; None where none of them has k samples."""
-    return estimate_pass_at_k([(task.samples, task.correct) for task in tasks], k)
-
-
-def by_part(tasks: Iterable[MeasuredTask], part: str) -> dict[str, list[MeasuredTask]]:
-    """Tasks by their `level` or `source`, sorted by that name. Tasks without one are left out."""
-    parts: dict[str, list[MeasuredTask]] = {}
-    for task in tasks:
-        if label := getattr(task, part):
-            parts.setdefault(label, []).append(task)
-    return dict(sorted(parts.items()))
 
 
 @dataclass(slots=True)
@@ -104,8 +70,7 @@ class Evaluation(Listener):
     def mean_score(self, tasks: Iterable[MeasuredTask] | None = None) -> float | None:
         """The mean score of `tasks`, or of all. Tasks have equal weight, as in `pass_at`. None where no sample was
         judged."""
-        means = [t.score for t in (self.tasks if tasks is None else tasks) if t.samples]
-        return math.fsum(means) / len(means) if means else None
+        return mean_score(self.tasks if tasks is None else tasks)
 
     @property
     def least_accuracy(self) -> float:

@@ -6,8 +6,9 @@ from typing import TextIO
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.evaluation.measured import Evaluation, MeasuredTask, by_part
+from orchestrator.evaluation.measured import Evaluation
 from orchestrator.rules.estimates import Estimate
+from orchestrator.rules.measured import parts_of
 from orchestrator.rules.text import printable
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.closing import outcomes_text, print_rows, reason_rows
@@ -31,12 +32,7 @@ def _accuracies(evaluation: Evaluation) -> Table:
     ways = ["pass@1", *([f"pass@{k}"] if k > 1 else [])]
     numbers = ("tasks", "samples", "correct", "mean score")
     table = plain_table(("", *numbers, *ways), numbers)
-    parts: list[tuple[str, list[MeasuredTask]]] = [("all", evaluation.tasks)]
-    for name in ("level", "source"):
-        labels = by_part(evaluation.tasks, name)
-        if len(labels) > 1 or name == "level":
-            parts += [(f"{name} {label}", tasks) for label, tasks in labels.items()]
-    for label, tasks in parts:
+    for label, tasks in parts_of(evaluation.tasks):
         shown = [str(len(tasks)), str(sum(t.samples for t in tasks)), str(sum(t.correct for t in tasks))]
         mean = evaluation.mean_score(tasks)
         shown.append("-" if mean is None else f"{mean:.3f}")

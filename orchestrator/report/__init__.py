@@ -5,6 +5,7 @@ as text. The report of a large run has its last attempts, and the details of som
 all of it.
 """
 
+import asyncio
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ def write_report(
     tokenizer: Tokenizer | None = None,
     wanted: Wanted | None = None,
     price_list: PriceList = NO_PRICES,
+    answers: bool = True,
 ) -> Run:
     """Writes `html`, completely or not at all, and returns its content. Blocks: seconds for a large run.
+    Without `answers` it has neither reference answers nor anything that may tell them: no answer, no step.
 
     Raises OSError on writing; ConfigError if nothing is there that is `wanted`. Unusable lines are counted in the
     page. Without `tokenizer` tokens are shown as ids.
@@ -39,9 +42,11 @@ def write_report(
     run = read_run(run_directory, groups_file, wanted=wanted, price_list=price_list)
     if wanted is not None and not run.rollouts:
         raise ConfigError(f"{run_directory} has nothing of {wanted}")
+    if not answers:
+        run.leave_out_answers()
     with Page(html) as page:
         table = TokenTable(tokenizer)
-        left_out = _write_details(page, run, record_of(run_directory), groups_file, table)
+        left_out = _write_details(page, run, record_of(run_directory), groups_file, table) if answers else 0
         page.data("token-table", as_block(table.entries))
         page.data(
             "run",
@@ -50,7 +55,8 @@ def write_report(
                     **run.overview(),
                     "groups": sorted(run.groups.values(), key=itemgetter("number")),
                     "rollouts": sorted(
-                        run.rollouts.values(), key=lambda r: (r["group"], r["index"], r["attempt"])
+                        ({"detail": None, **row} for row in run.rollouts.values()),
+                        key=lambda r: (r["group"], r["index"], r["attempt"]),
                     ),
                     "bad_tasks": run.bad_tasks,
                     "left_out": left_out,
@@ -60,6 +66,16 @@ def write_report(
             ),
         )
     return run
+
+
+async def leave_report(run_directory: Path, groups_file: Path, html: Path, **how: Any) -> object:
+    """Writes the report of a run that has come to its end, of whatever is there, as `write_report` does. What the
+    closing table says of it: the data are written, and a failing report must not fail the run."""
+    try:
+        await asyncio.to_thread(write_report, run_directory, groups_file, html, **how)
+    except Exception as error:
+        return f"none, it could not be written: {type(error).__name__}: {error}"
+    return html
 
 
 def _write_details(page: Page, run: Run, rollouts: Path | None, groups_file: Path, table: TokenTable) -> int:

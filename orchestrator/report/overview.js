@@ -25,6 +25,8 @@ function badge(outcome, right) {
 
 function scoreBars(members) {
   const bars = el("span", "scores");
+  bars.setAttribute("role", "img");
+  bars.setAttribute("aria-label", `scores ${members.slice(0, 16).map((m) => score(m.score)).join(", ") || "none"}`);
   for (const member of members.slice(0, 16)) {
     const bar = titled(el("i", isCorrect(member) ? "correct" : ""), `${score(member.score)} ${member.outcome}`);
     bar.style.setProperty("--score", Math.max(0, Math.min(1, member.score)));
@@ -39,11 +41,9 @@ function overview() {
   return [
     el("header", "", el("h1", "", shown(run.name || "Run report")), model ? el("p", "model", shown(model[1])) : null),
     livePanel(),
-    tiles(),
-    notices(),
-    el("div", "panels", outcomePanel(), scorePanel(), usePanel()),
+    ...(run.evaluation ? measuredPanels() : [tiles(), notices(), el("div", "panels", outcomePanel(), scorePanel(), usePanel())]),
     errorsAndCourse(),
-    correctPanel(),
+    run.evaluation ? null : correctPanel(),
     lossPanel(),
     timelinePanel(),
     groupTable(),
@@ -64,6 +64,7 @@ function notices() {
       `The figures are of all attempts. Groups, medians and slots are of the last ${whole(run.rollouts.length)}; ` +
       `${counted(run.forgotten, "earlier one")} of ${counted(run.forgotten_groups, "group")} can be read in rollouts.jsonl.`));
   }
+  if (run.shared) list.append(el("li", "", "For sharing: reference answers, answers and steps are not in this file, as a right answer tells the reference."));
   if (run.only) list.append(el("li", "warning", shown(`This page has only ${run.only}. The figures are of the whole run.`)));
   if (run.left_out) {
     list.append(el("li", "warning",
@@ -82,7 +83,6 @@ function tiles() {
   const underWay = run.groups.filter(isUnderWay).length;
   const dropped = Math.max(0, totals.groups - totals.written - underWay);
   const others = [dropped ? `${whole(dropped)} not written` : "", underWay ? `${whole(underWay)} under way` : ""].filter(Boolean);
-  const percent = (share) => `${(100 * share).toFixed(1)} %`;
   const groups = [["divided", "right and wrong"], ["wrong", "all wrong"], ["right", "all right"]].map(([kind, label]) => {
     const number = { divided: totals.divided, wrong: totals.all_wrong, right: totals.all_right }[kind];
     return link(`#?${new URLSearchParams({ which: kind })}`, "", `${whole(number)} ${label}`);
@@ -302,6 +302,11 @@ function setTable(hash) {
 
 const table = { sort: COLUMNS[0], down: false, limit: PAGE_ROWS, rows: [], chosen: -1, search: "", which: "", outcome: "" };
 
+// What a group is called: an evaluation has one of each task.
+function groupWord() {
+  return run.evaluation ? "task" : "group";
+}
+
 // The next group in the table as sorted and filtered; for a group not in the table, the next of all.
 function neighbour(group, step) {
   const rows = table.rows.includes(group) ? table.rows : run.groups;
@@ -323,7 +328,8 @@ function groupTable() {
     }
     return select;
   };
-  const which = choice("which groups", [["", "all groups"], ["mixed", "mixed scores"], ["divided", "right and wrong"], ["wrong", "all wrong"], ["right", "all right"], ["written", "written"], ["dropped", LIVE ? "not written yet" : "not written"]]);
+  const which = choice("which groups", [["", "all groups"], ["mixed", "mixed scores"], ["divided", "right and wrong"], ["wrong", "all wrong"], ["right", "all right"],
+    ...(run.evaluation ? [["dropped", "not complete"]] : [["written", "written"], ["dropped", LIVE ? "not written yet" : "not written"]])]);
   which.id = "which";
   const names = counts(run.rollouts.map((r) => r.outcome)).map(([name]) => name);
   const outcome = choice("outcome", [["", "any outcome"], ...names.map((name) => [name, name])]);
@@ -366,7 +372,7 @@ function groupTable() {
     body.replaceChildren(...table.rows.slice(0, table.limit).map((g) => groupRow(g, columns)));
     table.chosen = -1;
     told.textContent = table.rows.length === run.groups.length
-      ? counted(run.groups.length, "group") : `${whole(table.rows.length)} of ${counted(run.groups.length, "group")}`;
+      ? counted(run.groups.length, groupWord()) : `${whole(table.rows.length)} of ${counted(run.groups.length, groupWord())}`;
     more.hidden = table.rows.length <= table.limit;
   }
 
@@ -380,9 +386,9 @@ function groupTable() {
   which.addEventListener("change", changed);
   outcome.addEventListener("change", changed);
   fill();
-  return el("section", "panel wide", el("h2", "", "Groups"),
+  return el("section", "panel wide", el("h2", "", run.evaluation ? "Tasks" : "Groups"),
     el("div", "tools", search, which, outcome, told),
-    el("div", "scroll", el("table", "groups", el("thead", "", el("tr", "", ...heads)), body)), more);
+    scrolled(el("table", "groups", el("thead", "", el("tr", "", ...heads)), body), "the table"), more);
 }
 
 function groupRow(group, columns) {
@@ -395,7 +401,7 @@ function groupRow(group, columns) {
     scores: () => scoreBars(group.members),
     mean: () => score(group.mean),
     spread: () => score(group.spread),
-    outcomes: () => el("span", "badges", group.written ? null : titled(el("span", "badge dropped", isUnderWay(group) ? "under way" : "not written"), group.dropped),
+    outcomes: () => el("span", "badges", group.written ? null : titled(el("span", "badge dropped", isUnderWay(group) ? "under way" : run.evaluation ? "not complete" : "not written"), group.dropped),
       ...counts(group.attempts.map((r) => r.outcome)).map(([name, number]) => {
         const mark = badge(name, anyCorrect(group.attempts, name));
         if (number > 1) mark.append(` ×${number}`);

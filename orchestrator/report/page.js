@@ -109,6 +109,13 @@ function refresh(changed) {
   if (what !== null && !what.rollout && changed.has(what.group.number)) view.replaceChildren(...groupView(what.group).filter(Boolean));
 }
 
+// After whatever changes what is shown.
+let looking = 0;
+new MutationObserver(() => {
+  cancelAnimationFrame(looking);
+  looking = requestAnimationFrame(letKeysScroll);
+}).observe(document.querySelector("body"), { childList: true, subtree: true, attributeFilter: ["open", "hidden"] });
+addEventListener("resize", letKeysScroll);
 addEventListener("hashchange", route);
 if (LIVE) follow();
 else take(JSON.parse(document.getElementById("run").textContent));

@@ -11,7 +11,7 @@ function groupView(group) {
     el("nav", "path", link(overviewHash(), "", "Run"), el("span", "", `Group ${group.number}`), el("span", "space"),
       beside("← previous group", neighbour(group, -1)), beside("next group →", neighbour(group, 1))),
     el("header", "", el("h1", "", shown(group.task)), el("p", "",
-      group.written ? null : el("span", "badge dropped", isUnderWay(group) ? "under way" : "not written to the groups file"),
+      group.written ? null : el("span", "badge dropped", isUnderWay(group) ? "under way" : run.evaluation ? "not complete" : "not written to the groups file"),
       group.mixed ? el("span", "badge mixed", "mixed scores") : null,
       shown([group.level && `level ${group.level}`, group.source].filter(Boolean).join(" · ")))),
     group.dropped && !group.written ? el("p", "warning box", shown(`Not written: ${group.dropped}`)) : null,
@@ -45,8 +45,8 @@ function memberCard(rollout, group) {
   return el("article", "card",
     el("div", "top", place, badge(rollout.outcome, isCorrect(rollout))),
     rollout.reason ? el("p", "reason", shown(rollout.reason)) : null,
-    el("h3", "", "Answer"),
-    rollout.answer === null ? el("p", "none", "none") : el("pre", "answer", shown(rollout.answer)),
+    run.shared ? null : el("h3", "", "Answer"),
+    run.shared ? null : rollout.answer === null ? el("p", "none", "none") : el("pre", "answer", shown(rollout.answer)),
     parts.length ? el("h3", "", "Score parts") : null,
     facts(parts, "parts"),
     facts([["advantage", advantage(rollout, group)], ["steps", whole(rollout.steps)], ["tool calls", whole(rollout.calls)], ["tokens", whole(rollout.tokens)],
@@ -104,6 +104,7 @@ async function besideView(...pair) {
 }
 
 function missingNote(rollout) {
+  if (run.shared) return "Answers and steps are left out of this file, which is for sharing.";
   return `The steps of ${plain(rollout.id)} are not in this file, to keep it small. To see them: orchestrator view ${plain(run.directory)} --rollout ${plain(rollout.id)}`;
 }
 

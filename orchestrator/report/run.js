@@ -2,7 +2,7 @@
 
 const LIVE = document.getElementById("live") !== null;
 const run = { name: "", directory: "", facts: [], notes: [], warnings: [], kinds: {}, groups: [], rollouts: [], bad_tasks: [],
-  totals: null, skipped: { rollout_lines: 0, group_lines: 0 }, left_out: 0, only: "", forgotten: 0, forgotten_groups: 0, most: null };
+  totals: null, skipped: { rollout_lines: 0, group_lines: 0 }, left_out: 0, only: "", evaluation: null, shared: false, forgotten: 0, forgotten_groups: 0, most: null };
 const groupOf = new Map();
 const rolloutOf = new Map();
 

@@ -2,39 +2,52 @@
 
 Reads each file once, and keeps the rows of the last attempts with the offsets of their lines, which `details`
 reads again. Memory does not grow with the run: of each group that was forgotten a bit is kept. Figures are exact
-but for an id that comes again after it was forgotten.
+but for an id that comes again after it was forgotten. An index (`report/index.py`) keeps all rows, in tables.
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from orchestrator.report.curriculum import Curriculum
+from orchestrator.report.facts import facts_of, outcome_kinds
+from orchestrator.report.measured import TaskCounts
 from orchestrator.report.rows import group_row, question_of, rollout_row
 from orchestrator.report.totals import Row, Totals, is_aside
-from orchestrator.run.files import CURRICULUM_FILE, DROPPED_FILE, is_going_on, read_description, record_of
+from orchestrator.run.files import (
+    CURRICULUM_FILE,
+    DROPPED_FILE,
+    EVALUATE,
+    is_going_on,
+    read_description,
+    record_of,
+    saved_env,
+)
 from orchestrator.run.lenient import (
     Skipped,
     count,
-    line_near_end,
     lines_from,
-    mapping,
     number,
     objects,
-    parse,
+    parse_without,
     text,
     texts,
 )
 from orchestrator.run.prices import PriceList, Prices
-from orchestrator.types import EndedName, FailedName, TokenSource
+from orchestrator.types import TokenSource
 
 MOST_ATTEMPTS = 20_000  # that have a row; of those before, the figures are kept
+MOST_IN_GROUP = 2000  # attempts of one group that are kept in tables
 MOST_HELD = 1000  # groups that are not forgotten, as something in them is wanted
+MOST_SAMPLES = 1024  # of a task: as env.eval_samples
 MOST_BAD_TASKS = 500  # that are told one by one
 _MOST_NUMBER_BYTES = 4 << 20
+# Arrays of a line that say nothing of its row.
+_OF_ROLLOUTS = (b'"prompt_ids":[', b'"token_ids":[', b'"logprobs":[')
+_OF_GROUPS = (b'"tokens":[[', b'"masks":[[', b'"inference_logprobs":[[')
+_PART_BYTES = 64 << 20  # of lines that are read at one time, where the time is limited
 _KINDS = [{True, False}, {False}, {True}, set[bool]()]  # of groups, by what its members solved
 NO_PRICES = PriceList()
 _TOKEN_SOURCES: dict[TokenSource, str] = {
@@ -58,14 +71,18 @@ class Run:
     warnings: list[str] = field(default_factory=list)  # what makes the data less than they could be
     totals: Totals = field(default_factory=Totals)
     curriculum: Curriculum = field(default_factory=Curriculum)
-    rollouts: dict[str, Row] = field(default_factory=dict)  # the last ones; `forgotten` attempts were before them
-    groups: dict[int, Row] = field(default_factory=dict)
+    # The last ones; `forgotten` attempts were before them.
+    rollouts: MutableMapping[str, Row] = field(default_factory=dict)
+    groups: MutableMapping[int, Row] = field(default_factory=dict)
     forgotten: int = 0
     forgotten_groups: int = 0
     bad_tasks: list[Row] = field(default_factory=list)  # the first ones
     skipped: Skipped = field(default_factory=Skipped)
-    places: dict[str, int] = field(default_factory=dict)
-    written: dict[str, tuple[int, int]] = field(default_factory=dict)
+    places: MutableMapping[str, int] = field(default_factory=dict)
+    written: MutableMapping[str, tuple[int, int]] = field(default_factory=dict)
+    measured: TaskCounts | None = None  # of an evaluation
+    samples_per_task: int = 1
+    shared: bool = False  # without answers
 
     def overview(self) -> dict[str, Any]:
         """What a finished and a live report show of the whole run."""
@@ -80,7 +97,22 @@ class Run:
             "skipped": asdict(self.skipped),
             "forgotten": self.forgotten,
             "forgotten_groups": self.forgotten_groups,
+            "evaluation": None if self.measured is None else self.measured.shown(self.samples_per_task),
+            "shared": self.shared,
         }
+
+    def leave_out_answers(self) -> None:
+        """Takes out reference answers and all that may tell them: a right answer is one, so answers go too, and
+        texts of errors and reasons. Details must not be written then."""
+        self.shared = True
+        for group in self.groups.values():
+            group["reference"], group["dropped"] = None, ""
+        for row in self.rollouts.values():
+            row["answer"], row["reason"] = None, ""
+            row["errors"] = {kind: (steps, "") for kind, (steps, _) in row["errors"].items()}
+        for task in self.bad_tasks:
+            task["reason"] = ""
+        self.totals.leave_out_texts()
 
     def most_telling(self) -> list[Row]:
         """Attempts: the first of each outcome, then whole groups, in turns one of each level and kind: with right
@@ -139,6 +171,7 @@ def read_run(
     )
     reader.read(groups_file)
     run = reader.run
+    describe(run, run_directory)
     if wanted is not None:
         run.rollouts = {name: row for name, row in run.rollouts.items() if wanted.fits(row)}
         numbers = {row["group"] for row in run.rollouts.values()}
@@ -149,9 +182,9 @@ def read_run(
 class RunReader:
     """Reads a run that is over, or one that goes on, again and again: each time only what is new.
 
-    `growing`: lines that are not whole yet are left for the next time. `behind_bytes`: of each file, at the first
-    time, only that much of its end is read. Groups that were begun first are forgotten first, and last those with
-    something `wanted`.
+    `growing`: lines that are not whole yet are left for the next time. Groups that were begun first are forgotten
+    first, and last those with something `wanted`. `table`: gives the mapping of a name; with it nothing is
+    forgotten but most attempts of a group that has very many. `told`: is given each row with its line.
     """
 
     def __init__(
@@ -159,74 +192,111 @@ class RunReader:
         run_directory: Path,
         *,
         growing: bool = False,
-        behind_bytes: int | None = None,
         also: Counting | None = None,
         wanted: Wanted | None = None,
         price_list: PriceList = NO_PRICES,
+        table: Callable[[str], MutableMapping[Any, Any]] | None = None,
+        told: Callable[[Row, dict[str, Any]], None] | None = None,
     ) -> None:
         self._wanted = wanted
         self._held: set[int] = set()  # groups with something wanted
-        self.run = Run(name=run_directory.absolute().name, directory=str(run_directory))
+        self._keeps_all, made = table is not None, table or _in_memory
+        self._told = told
+        self.run = Run(
+            name=run_directory.absolute().name,
+            directory=str(run_directory),
+            rollouts=made("rollouts"),
+            groups=made("groups"),
+            places=made("places"),
+            written=made("written"),
+        )
         self._price_list = price_list
         self._prices: Prices | None = None
         self._counting: tuple[Counting, ...] = (self.run.totals,) if also is None else (self.run.totals, also)
-        self._behind_bytes = behind_bytes
         self._directory = run_directory
         self._growing = growing
-        self._next: dict[Path, int] = {}  # where to go on in a file
-        self._left_out = False  # the beginning of a file was not read
-        self._members: dict[int, dict[int, dict[str, None]]] = {}  # ids by group and index, in the order they came
-        self._staleness: dict[str, float | None] = {}
-        self._dropped: dict[int, str] = {}  # why groups were not written, also of groups that are not known yet
-        self._ungraded: dict[tuple[int, int], None] = {}  # places whose last attempt lacks its score
+        self.next: dict[Path, int] = {}  # where to go on in a file
+        self.torn: set[Path] = set()  # files that end in a line that is not whole yet
+        self.is_behind = False  # there is more to read than was read the last time
+        # Ids by group and index, which is text here, in the order they came.
+        self._members: MutableMapping[int, dict[str, dict[str, None]]] = made("members")
+        self._staleness: MutableMapping[str, float | None] = made("staleness")
+        # Why groups were not written, also of groups that are not known yet.
+        self._dropped: MutableMapping[int, str] = made("dropped")
+        # Places (group, index) whose last attempt lacks its score.
+        self._ungraded: MutableMapping[str, None] = made("ungraded")
         self._seen = _Numbers()  # groups
         self._changed: set[int] = set()  # groups that nobody was told of
 
-    def read(self, groups_file: Path | None) -> set[int]:
-        """Takes what is new; gives the numbers of the groups of which something is."""
+    def read(self, groups_file: Path | None, most: int | None = None) -> set[int]:
+        """Takes what is new, of each file at `most` so many lines; gives the numbers of the groups of which
+        something is."""
         run, changed = self.run, self._changed
-        self._prices = self._prices or self._price_list.of(read_description(self._directory))
-        for offset, line in self._new(record_of(self._directory)):
+        self.is_behind = False
+        description = read_description(self._directory)
+        self._prices = self._prices or self._price_list.of(description)
+        if run.measured is None and description.get("command") == EVALUATE:
+            self._measure(TaskCounts(), description)
+        for offset, line in self._new(record_of(self._directory), _OF_ROLLOUTS, most):
             if line is None or not self._take(line, offset):
                 run.skipped.rollout_lines += 1
-        for offset, line in self._new(groups_file):
+        for offset, line in self._new(groups_file, _OF_GROUPS, most):
             overrides = objects(line.get("overrides")) if line else []
             run.skipped.group_lines += not overrides
             if line and overrides:
                 run.totals.count_written(line)
             for place, override in enumerate(overrides):
                 self._take_written(override, offset, place)
-        for _, line in self._new(self._directory / DROPPED_FILE):
-            if line is not None and type(line.get("group")) is int:
+        for _, line in self._new(self._directory / DROPPED_FILE, (), most):
+            if line is not None and type(line.get("group")) is int and abs(line["group"]) < 1 << 63:
                 self._take_drop(line["group"], text(line.get("reason"), 500))
                 changed.add(line["group"])
-        for _, line in self._new(self._directory / CURRICULUM_FILE):
-            run.curriculum.take(line or {})
-        changed &= run.groups.keys()
+        self._read_curriculum(most)
+        changed = {each for each in changed if each in run.groups}
         for each in changed:
             self._compare(each)
-        _describe(run, self._directory)
-        if self._left_out:
-            run.notes.append("the run is older than this page: figures begin in the middle of its files")
         self._changed = set()
         return changed
+
+    def go_on(self, totals: Totals, measured: TaskCounts | None, places: Mapping[Path, int]) -> None:
+        """Goes on where an earlier reader of the same tables was: with its figures, at its places in files."""
+        self.run.totals, self._counting = totals, (totals,)
+        if measured is not None:
+            self._measure(measured, read_description(self._directory))
+        self.next.update(places)
+        self._read_curriculum(None)
+
+    def _read_curriculum(self, most: int | None) -> None:
+        for _, line in self._new(self._directory / CURRICULUM_FILE, (), most):
+            self.run.curriculum.take(line or {})
+
+    def _measure(self, measured: TaskCounts, description: dict[str, Any]) -> None:
+        samples = count(saved_env(description).get("group_size"))
+        self.run.measured, self.run.samples_per_task = measured, max(1, min(MOST_SAMPLES, samples))
+        self._counting += (measured,)
 
     def attempts(self, group: int) -> list[Row]:
         """The rows of a group. An id that came twice belongs to the group that it came with last."""
         return [self.run.rollouts[name] for names in self._members.get(group, {}).values() for name in names]
 
-    def _new(self, path: Path | None) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    def _new(
+        self, path: Path | None, arrays: tuple[bytes, ...], most: int | None
+    ) -> Iterator[tuple[int, dict[str, Any] | None]]:
         if path is None:
             return
-        if path not in self._next and self._behind_bytes is not None:
-            self._next[path] = line_near_end(path, self._behind_bytes)
-            self._left_out |= self._next[path] > 0
-        for line in lines_from(path, self._next.get(path, 0)):
+        self.torn.discard(path)
+        size = 0
+        for place, line in enumerate(lines_from(path, self.next.get(path, 0))):
             if self._growing and not line.is_whole:
+                self.torn.add(path)
                 return
-            self._next[path] = line.end
+            if most is not None and (place >= most or size > _PART_BYTES):
+                self.is_behind = True
+                return
+            self.next[path] = line.end
+            size += len(line.text)
             if line.text.strip():
-                yield line.offset, parse(line.text)
+                yield line.offset, parse_without(line.text, arrays)
 
     def _take(self, line: dict[str, Any], offset: int) -> bool:
         """Takes one line of rollouts.jsonl. False: it is unusable."""
@@ -245,31 +315,34 @@ class RunReader:
         row["cost"] = None if self._prices is None else self._prices.cost(*took)
         if number not in run.groups:
             run.groups[number] = group_row(line, number)
-            run.totals.groups += self._seen.add(number)
+            run.totals.groups += self._keeps_all or self._seen.add(number)
         group = run.groups[number]
         group["question"] = group["question"] or question_of(line)
         if line.get("reference") is not None:
             group["reference"] = text(line.get("reference"), 2000)
         self._add(row, group, offset)
-        while max(len(run.rollouts), len(run.groups)) > MOST_ATTEMPTS:
+        if self._told is not None:
+            self._told(row, line)
+        while not self._keeps_all and max(len(run.rollouts), len(run.groups)) > MOST_ATTEMPTS:
             rest = (number for number in islice(run.groups, MOST_HELD + 1) if number not in self._held)
             self._forget(next(rest, next(iter(run.groups))))
         return True
 
     def _add(self, row: Row, group: Row, offset: int) -> None:
         """Should an id come twice, the last line counts."""
-        run, name, place = self.run, row["id"], (row["group"], row["index"])
+        run, name, place = self.run, row["id"], f"{row['group']}/{row['index']}"
         if (before := run.rollouts.get(name)) is not None:
             self._take_back(before)
             row["counts"] = before["counts"]
-        names = self._members.setdefault(row["group"], {}).setdefault(row["index"], {})
+        members = self._members.setdefault(row["group"], {})
+        names = members.setdefault(str(row["index"]), {})
         if before is None and place in self._ungraded:
             del self._ungraded[place]
             row["counts"] = False
         elif before is None and names:
             run.totals.count_draw(run.rollouts[next(reversed(names))])
         if row["ungraded"]:
-            _keep_last(self._ungraded, place, None, keep=())
+            self._keep_last(self._ungraded, place, None, keep=())
         for counting in self._counting:
             counting.count(row, group)
         if self._wanted is not None and len(self._held) < MOST_HELD and self._wanted.fits(row):
@@ -278,31 +351,39 @@ class RunReader:
         run.rollouts[name] = row
         run.places[name] = offset
         self._changed.add(row["group"])
+        if self._keeps_all and sum(map(len, members.values())) > MOST_IN_GROUP:
+            first = self.run.rollouts[next(iter(next(iter(members.values()))))]
+            self._leave(first)
+            self._forget_attempt(first["id"])
 
     def _take_back(self, row: Row) -> None:
         """A later line takes the place of this one."""
         for counting in self._counting:
             counting.count(row, self.run.groups[row["group"]], -1)
         if row["ungraded"]:
-            self._ungraded.pop((row["group"], row["index"]), None)
-        places = self._members[row["group"]]
-        del places[row["index"]][row["id"]]
-        if not places[row["index"]]:
-            del places[row["index"]]
+            self._ungraded.pop(f"{row['group']}/{row['index']}", None)
+        self._leave(row)
+
+    def _leave(self, row: Row) -> None:
+        """The attempt is none of its group any more."""
+        members, index = self._members[row["group"]], str(row["index"])
+        del members[index][row["id"]]
+        if not members[index]:
+            del members[index]
 
     def _take_written(self, override: dict[str, Any], offset: int, place: int) -> None:
         rollout_id = text(override.get("rollout_id"), 200)
         if is_aside(override) and rollout_id in self.run.written:
             return  # a side line of a rollout whose main line was there
-        _keep_last(self.run.written, rollout_id, (offset, place), keep=self.run.rollouts)
-        _keep_last(self._staleness, rollout_id, number(override.get("staleness")), keep=self.run.rollouts)
+        self._keep_last(self.run.written, rollout_id, (offset, place), keep=self.run.rollouts)
+        self._keep_last(self._staleness, rollout_id, number(override.get("staleness")), keep=self.run.rollouts)
         if (row := self.run.rollouts.get(rollout_id)) is not None:
             self._changed.add(row["group"])
 
     def _take_drop(self, group: int, reason: str) -> None:
         self._undrop(group)  # a resume tried it again
         self.run.totals.count_drop(reason)
-        _keep_last(self._dropped, group, reason, keep=self.run.groups)
+        self._keep_last(self._dropped, group, reason, keep=self.run.groups)
 
     def _undrop(self, group: int) -> None:
         if (reason := self._dropped.pop(group, None)) is not None:
@@ -310,11 +391,15 @@ class RunReader:
 
     def _compare(self, group: int) -> None:
         """Marks a group that was written, and one whose members differ in score or in being solved."""
-        rows, row = self.attempts(group), self.run.groups[group]
+        run, rows = self.run, self.attempts(group)
+        row = run.groups[group]
         for one in rows:
             one["staleness"] = self._staleness.get(one["id"])
         members = [one for one in rows if one["score"] is not None]
-        row["written"] = any(one["id"] in self.run.written for one in members)
+        row["written"] = any(one["id"] in run.written for one in members)
+        if run.measured is not None:  # without a groups file: a task is done when each of its samples was made
+            made = {one["index"] for one in rows if not one["ungraded"]}
+            row["written"] = len(made) >= run.samples_per_task
         if row["written"]:
             self._undrop(group)
         row["dropped"] = self._dropped.get(group, "")
@@ -324,16 +409,34 @@ class RunReader:
     def _forget(self, group: int) -> None:
         run = self.run
         for row in self.attempts(group):
-            name = row["id"]
-            run.written.pop(name, None)
-            self._staleness.pop(name, None)
-            del run.rollouts[name], run.places[name]
-            run.forgotten += 1
+            self._forget_attempt(row["id"])
         del run.groups[group]
         self._members.pop(group, None)
         self._dropped.pop(group, None)
         self._changed.discard(group)
         run.forgotten_groups += 1
+
+    def _forget_attempt(self, name: str) -> None:
+        run = self.run
+        run.written.pop(name, None)
+        self._staleness.pop(name, None)
+        del run.rollouts[name], run.places[name]
+        run.forgotten += 1
+
+    def _keep_last(
+        self, entries: MutableMapping[Any, Any], key: object, value: object, *, keep: Container[Any]
+    ) -> None:
+        """Adds an entry. Of those whose key is not known, as it was forgotten or is yet to come, the last are
+        kept."""
+        entries[key] = value
+        if not self._keeps_all and len(entries) >= 3 * MOST_ATTEMPTS:
+            for old in list(entries)[:-MOST_ATTEMPTS]:
+                if old not in keep:
+                    del entries[old]
+
+
+def _in_memory(_: str) -> dict[Any, Any]:
+    return {}
 
 
 class _Numbers:
@@ -354,44 +457,11 @@ class _Numbers:
         return new
 
 
-def _keep_last(entries: dict[Any, Any], key: object, value: object, *, keep: Container[Any]) -> None:
-    """Adds an entry. Of those whose key is not known, as it was forgotten or is yet to come, the last are kept."""
-    entries[key] = value
-    if len(entries) >= 3 * MOST_ATTEMPTS:
-        for old in list(entries)[:-MOST_ATTEMPTS]:
-            if old not in keep:
-                del entries[old]
-
-
-def outcome_kinds() -> dict[str, str]:
-    """Outcome → `ended` (the policy's doing, scored) or `failed` (not the policy's doing)."""
-    return dict.fromkeys(map(str, EndedName), "ended") | dict.fromkeys(map(str, FailedName), "failed")
-
-
-def _describe(run: Run, run_directory: Path) -> None:
+def describe(run: Run, run_directory: Path) -> None:
+    """Says of the run what its run.json and its figures tell now."""
     description = read_description(run_directory)
     run.notes = [] if description else ["run.json is missing or cannot be read: what ran is not known"]
-    config = mapping(description.get("config"))
-    env, openai = mapping(config.get("env")), config.get("openai")
-    server = (objects(openai) or [mapping(openai)])[0]
-    sandbox = mapping(description.get("sandbox"))
-    facts: list[tuple[str, object]] = [
-        ("model", server.get("model_name")),
-        ("endpoint", _host(text(server.get("base_url")))),
-        ("tasks", description.get("tasks") or env.get("dataset")),
-        ("group size", env.get("group_size")),
-        ("seed", description.get("seed")),
-        ("temperature", env.get("temperature")),
-        ("max steps", env.get("max_steps")),
-        ("scoring", env.get("scoring_strategy")),
-        ("token ids", _token_ids(description)),
-        ("docker", sandbox.get("docker")),
-        ("isolation", sandbox.get("isolation") or sandbox.get("runtime")),
-        ("image", sandbox.get("image")),
-        ("image id", text(sandbox.get("image_id"), 200).removeprefix("sha256:")[:12]),
-        ("version", description.get("version")),
-    ]
-    run.facts = [(text(name, 40), text(value, 200)) for name, value in facts if value not in (None, "")]
+    run.facts = facts_of(description)
     if run.totals.tokens:
         rate = 1000 * run.totals.mixed / run.totals.tokens
         run.facts.append(("informative groups", f"{run.totals.mixed}, {rate:.3g} per 1,000 sampled tokens"))
@@ -407,21 +477,3 @@ def _describe(run: Run, run_directory: Path) -> None:
             f"{part:.1f} % of the tokens sampled in written groups are untrained here: they are in lines that the "
             "groups file leaves out (env.trained_segments, env.main_line)"
         )
-
-
-def _token_ids(description: Mapping[str, Any]) -> object:
-    """Whether they are the sampled ones, and if not, why not."""
-    why = text(description.get("why_text"), 150)
-    return f"{text(description.get('token_ids'), 40)}: {why}" if why else description.get("token_ids")
-
-
-def _host(base_url: str) -> str:
-    """Host and port of the endpoint, without credentials and query; for a replay the name of the recording."""
-    if base_url.startswith("replay:"):
-        return f"replay of {Path(base_url).name}"
-    try:
-        parts = urlsplit(base_url)
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return ""
-    return f"{parts.hostname}{port}" if parts.hostname else ""

@@ -65,6 +65,37 @@ function button(text, action) {
   return element;
 }
 
+function headed(scope, ...children) {
+  const head = el("th", "", ...children);
+  head.scope = scope;
+  return head;
+}
+
+function columnHead(...children) {
+  return headed("col", ...children);
+}
+
+function rowHead(...children) {
+  return headed("row", ...children);
+}
+
+// What may be wider than the page.
+function scrolled(child, label) {
+  const box = el("div", "scroll", child);
+  for (const [name, value] of [["role", "region"], ["aria-label", label]]) box.setAttribute(name, value);
+  return box;
+}
+
+// What does not fit can be moved by keys: it gets a place in the order of the tab key.
+function letKeysScroll() {
+  for (const box of document.querySelectorAll(".scroll, pre, .rows, .rows li, dd, dt, .notices, .reason")) {
+    const moves = getComputedStyle(box).overflowX === "auto" &&
+      (box.scrollHeight > box.clientHeight + 1 || box.scrollWidth > box.clientWidth + 1);
+    if (moves) box.tabIndex = 0;
+    else if (box.hasAttribute("tabindex")) box.removeAttribute("tabindex");
+  }
+}
+
 // Puts a text on the clipboard. `text`: it, or what makes it.
 function copier(label, text) {
   const element = button(label, async () => {

@@ -152,6 +152,14 @@ class Totals:
         """Counts a group that was not written; with -1 no longer, as it was tried again."""
         self.dropped[_name(reason, self.dropped)] += by
 
+    def leave_out_texts(self) -> None:
+        """Reasons and errors stay as counts."""
+        for reason in (*self.not_scored.values(), *self.drawn_again.values()):
+            reason.reason = ""
+        for met in self.errors.values():
+            met.example = ""
+        self.dropped = Counter({"left out here": self.dropped.total()})
+
     def shown(self) -> dict[str, Any]:
         """What the page shows of it."""
         return {

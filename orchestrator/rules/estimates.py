@@ -53,31 +53,39 @@ def wilson(share: float, n: int, z: float = Z_95) -> tuple[float, float]:
 def estimate_pass_at_k(tasks: Sequence[tuple[int, int]], k: int) -> Estimate | None:
     """The mean of pass@k over tasks, each (samples, correct). Tasks with fewer than k samples are left out; None
     where no task is left."""
-    values = [pass_at_k(samples, correct, k) for samples, correct in tasks if samples >= k]
+    return estimate_share([pass_at_k(samples, correct, k) for samples, correct in tasks if samples >= k])
+
+
+def estimate_share(values: Sequence[float]) -> Estimate | None:
+    """The mean of values from 0 to 1 with Wilson's interval; None where there is none."""
     if not values:
         return None
-    share = min(1.0, math.fsum(values) / len(values))
+    share = min(1.0, math.fsum(min(1.0, max(0.0, value)) for value in values) / len(values))
     return Estimate(share, *wilson(share, len(values)), len(values))
 
 
-def estimate_mean(values: Sequence[float], least: int = 2) -> Estimate | None:
-    """The mean of independent values with Student's interval; None for fewer than `least`, which is at least 2."""
-    n = len(values)
-    if n < max(2, least):
+def estimate_difference(values: Sequence[float]) -> Estimate | None:
+    """The mean of paired differences from -1 to 1; None for fewer than three, which tell nothing.
+
+    Student's interval, taken on the scale of atanh (Fisher's), which has no ends: so it ends before -1 and 1, and
+    is Student's own where the difference is small. No width: all values are the same.
+    """
+    if (n := len(values)) < 3:
         return None
+    values = [min(1.0, max(-1.0, value)) for value in values]
     mean = math.fsum(values) / n
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    reach = _student_95(n - 1) * spread / math.sqrt(n)
-    return Estimate(mean, mean - reach, mean + reach, n)
+    if not spread or abs(mean) == 1.0:
+        return Estimate(mean, mean, mean, n)
+    reach = _student_95(n - 1) * spread / math.sqrt(n) / (1 - mean * mean)
+    return Estimate(mean, math.tanh(math.atanh(mean) - reach), math.tanh(math.atanh(mean) + reach), n)
 
 
 def _student_95(freedom: int) -> float:
-    """Student's 97.5 % quantile from the normal one, within 3 % from two degrees of freedom on.
+    """Student's 97.5 % quantile from the normal one, within 3 % from two degrees of freedom on, its least.
 
     Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
     """
-    if freedom == 1:
-        return 12.7062
     z, n = Z_95, freedom
     return (
         z

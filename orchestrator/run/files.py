@@ -19,6 +19,8 @@ ROLLOUTS_FILE = "rollouts.jsonl"
 GROUPS_FILE = "groups.jsonl"
 DROPPED_FILE = "dropped.jsonl"
 CURRICULUM_FILE = "curriculum.jsonl"
+EVALUATE = "evaluate"  # the `command` of an evaluation's run.json
+EVALUATION_PAGE = "evaluation.html"
 SCHEMA = 1  # of run.json, and of all lines but those of attempts
 
 
@@ -62,6 +64,17 @@ def report_beside(groups: Path) -> Path:
     """Where the report of this groups file goes."""
     plain = groups.with_suffix("") if is_compressed(groups) else groups
     return plain.with_suffix(".html")
+
+
+def report_of(files: RunFiles) -> Path:
+    """Where the report of a run goes: into its directory, or beside a groups file alone."""
+    if files.directory is None:
+        assert files.groups is not None
+        return report_beside(files.groups)
+    if files.groups is not None:
+        return files.directory / report_beside(files.groups).name
+    evaluation = read_description(files.directory).get("command") == EVALUATE
+    return files.directory / (EVALUATION_PAGE if evaluation else "report.html")
 
 
 def find_run(path: Path) -> RunFiles:

@@ -73,7 +73,7 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
     )
     tokenizer_name: str | None = row(
         None,
-        Text("a folder, a hub id or none (`process` without token ids)", "NAME"),
+        Text("a folder, a hub id or none (`process`, `evaluate` without token ids)", "NAME"),
         "the tokenizer; auto: openai.model_name where that loads, else a default",
         unset=AUTO,
         commands=(*RUNS, "doctor", "replay", "rescore", "export"),

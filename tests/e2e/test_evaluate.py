@@ -13,6 +13,7 @@ from orchestrator.tasks.selection import held_out
 from tests.e2e.endpoint import answers, says, scripted_endpoint
 from tests.e2e.leftovers import run_cleanly
 from tests.fakes.runs import flags, lines, outcomes, place, run, running, until, whole_lines
+from tests.unit.test_report import Elements
 
 pytestmark = pytest.mark.docker
 
@@ -95,7 +96,13 @@ async def test_the_held_out_tasks_are_measured_and_never_trained_on(home: Path) 
     found = outcomes(home / "live")
     assert set(found) == {"finished", "llm_error", "bad_task"}
     assert (found["finished"], found["bad_task"]) == (4, 1)
-    for word in ("pass@1", "pass@2", "50.0% (", "missing", "cost", "metrics.json"):
+    page = Elements((home / "live" / "evaluation.html").read_text()).block("run")
+    assert [part["label"] for part in page["evaluation"]["parts"]] == ["all", "level 1", "level 2"]
+    first, second = page["evaluation"]["parts"][0]["estimates"]
+    assert (first[0], second[0]) == (metrics["eval/accuracy"], metrics["eval/pass@2"])
+    assert (page["evaluation"]["tasks"], page["evaluation"]["missing"]) == (3, 2)
+    assert page["totals"]["cost"] == pytest.approx(spent)
+    for word in ("pass@1", "pass@2", "evaluation.html", "50.0% (", "missing", "cost", "metrics.json"):
         assert word in ended.stdout
     for file in (home / "live").iterdir():
         assert KEY.encode() not in file.read_bytes(), file
@@ -103,6 +110,7 @@ async def test_the_held_out_tasks_are_measured_and_never_trained_on(home: Path) 
 
     again = await run_cleanly(
         *evaluating(home, f"replay:{home / 'live'}", "again", data_dir_to_save_evals=home / "evals"),
+        "--no-answers",
         directory=home,
         command="evaluate",
     )
@@ -112,6 +120,12 @@ async def test_the_held_out_tasks_are_measured_and_never_trained_on(home: Path) 
     for name in ("eval/accuracy", "eval/pass@2", "eval/samples", "eval/steps", "eval/completion_tokens"):
         assert same[name] == metrics[name]
     assert len(lines(home / "evals" / "samples.jsonl")) == 6
+    shared = Elements((home / "evals" / "evaluation.html").read_text()).block("run")
+    assert (
+        {row["answer"] for row in shared["rollouts"]}
+        == {group["reference"] for group in shared["groups"]}
+        == {None}
+    )
 
 
 @pytest.mark.long

@@ -11,6 +11,12 @@ from orchestrator.cli import main
 from tests.e2e.guide import follow, run
 
 
+def files_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """Each file and folder with its time and content, the folder's own time too."""
+    paths = [folder, *folder.rglob("*")]
+    return {path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in paths}
+
+
 @pytest.mark.docker
 def test_the_five_commands_run_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "start"
@@ -23,13 +29,14 @@ def test_the_five_commands_run_at_once(tmp_path: Path) -> None:
     assert json.loads((measured / "metrics.json").read_text())["results"]["all"]["eval/tasks"] == 3
     said = followed.said["orchestrator process --config run.yaml --env.run_dir runs/first"]
     assert "every prompt as recorded" in said
-    before = {path: path.stat().st_mtime_ns for path in measured.iterdir()}
+    assert (measured / "evaluation.html").exists()
+    before = files_of(measured)
     again = "orchestrator evaluate --config run.yaml --env.eval_samples 4 --env.resume runs/measured"
     assert "is finished: 3 tasks, accuracy 41.7%; nothing was left to do" in run(again, folder)
     answer = json.loads(run(f"{again} --json 2>/dev/null", folder))
     assert set(answer) == {"run", "complete", "metrics"}
     assert (answer["complete"], answer["metrics"]["eval/tasks"]) == (True, 3)
-    assert {path: path.stat().st_mtime_ns for path in measured.iterdir()} == before
+    assert files_of(measured) == before
     fresh = json.loads(
         run(
             "orchestrator evaluate --config run.yaml --env.max_tasks 1 --env.run_dir runs/one --json 2>err", folder

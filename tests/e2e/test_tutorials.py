@@ -69,15 +69,20 @@ def test_gaia(home: Path) -> None:
 
     def carried_out(environ: dict[str, str]) -> Followed:
         script = {f"What is {n}?": [[answers(str(n))], [answers("0")]] for n in range(1, 5)}
-        with scripted_endpoint(script) as endpoint:
-            with follow(page("gaia", endpoint.base_url), home, environ) as followed:
+        other = {question: [replies[0]] for question, replies in script.items()}
+        with scripted_endpoint(script) as endpoint, scripted_endpoint(other) as better:
+            replaced = {"http://localhost:9002/v1": better.base_url, "other-model": "scripted"}
+            with follow(page("gaia", endpoint.base_url, **replaced), home, environ) as followed:
                 return followed
 
     followed = asyncio.run(work())
     metrics = json.loads((followed.home / "runs" / "gaia" / "metrics.json").read_text())
     assert len(followed.rollouts("gaia")) == 4 * 4
     assert metrics
-    assert (followed.home / "runs" / "look" / "report.html").exists()
+    for name in ("runs/look/evaluation.html", "compared.html", "shared.html"):
+        assert (followed.home / name).exists()
+    told = next(said for command, said in followed.said.items() if "compare" in command)
+    assert "4 better, 0 worse" in told, "two models are compared"
 
 
 def test_own_agent(home: Path) -> None:

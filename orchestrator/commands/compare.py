@@ -30,7 +30,7 @@ def run(
     differences = [Difference.of(compared[0], other) for other in compared[1:]]
     if html is not None:
         with os_error_as(OutputError, f"cannot write {html}"):
-            html.write_text(comparison_page(compared, differences), "utf-8")
+            html.write_text(comparison_page(compared, differences, html.parent), "utf-8")
     if json:
         print(dumps(as_json(compared, differences), indent=2, default=asdict))
     else:

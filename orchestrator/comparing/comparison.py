@@ -9,42 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.evaluation.measured import MeasuredTask, by_part, pass_at
+from orchestrator.report.measured import TaskCounts
 from orchestrator.report.summary import NO_PRICES, read_run
 from orchestrator.report.totals import Row, outcome_counts
-from orchestrator.rules.estimates import Estimate, estimate_mean
-from orchestrator.run.files import find_run, read_description
+from orchestrator.rules.estimates import Estimate, estimate_difference, estimate_share
+from orchestrator.rules.measured import PARTS, MeasuredTask, by_part, pass_at
+from orchestrator.run.files import find_run, read_description, report_of
 from orchestrator.run.lenient import mapping, objects, text
 from orchestrator.run.prices import PriceList
 
 CHANGED = 10  # most tasks in the list of those that changed
-PARTS = ("level", "source")
 
 
-class RunCounts:
+class RunCounts(TaskCounts):
     """Counts what is compared while a run is read. Memory grows with its tasks, not with its rollouts."""
 
     def __init__(self) -> None:
-        self.tasks: dict[str, MeasuredTask] = {}
+        super().__init__()
         self.prompt_tokens = 0
         self.duration_s = 0.0
 
     def count(self, row: Row, group: Row, by: int = 1) -> None:
         """See `report.summary.Counting`."""
+        super().count(row, group, by)
         if row["counts"]:
             self.prompt_tokens += by * row["prompt_tokens"]
             self.duration_s += by * (row["duration_s"] or 0.0)
-        if row["score"] is not None:
-            task = self.tasks.setdefault(group["task"], MeasuredTask(group["level"], group["source"]))
-            task.samples += by
-            task.correct += by * row["solved"]
-            task.scores += by * row["score"]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
     """What one run did. `outcomes`, tokens, seconds and cost are of all attempts. `cost` None: no prices are
-    known."""
+    known. `report`: its report, if it lies where the run's commands write it."""
 
     name: str
     model: str
@@ -55,6 +51,7 @@ class ComparedRun:
     prompt_tokens: int
     duration_s: float
     cost: float | None
+    report: Path | None
 
     @classmethod
     def read(cls, path: Path, price_list: PriceList = NO_PRICES) -> ComparedRun:
@@ -78,6 +75,7 @@ class ComparedRun:
             prompt_tokens=counts.prompt_tokens,
             duration_s=counts.duration_s,
             cost=totals.cost,
+            report=report if (report := report_of(files)).is_file() else None,
         )
 
     @property
@@ -96,7 +94,12 @@ class ComparedRun:
 
     def score(self) -> Estimate | None:
         """The mean score over tasks."""
-        return estimate_mean([task.score for task in self.tasks.values()])
+        return estimate_share([task.score for task in self.tasks.values()])
+
+    @property
+    def scores_say_more(self) -> bool:
+        """Whether a score is not just whether the task was solved."""
+        return any(task.scores != task.correct for task in self.tasks.values())
 
     def by(self, part: str) -> dict[str, list[MeasuredTask]]:
         """Tasks by `level` or `source`, sorted; tasks without one are left out."""
@@ -125,8 +128,8 @@ class Difference:
         )
         return cls(
             tasks=len(shared),
-            solved=estimate_mean(by, least=3),
-            score=estimate_mean(_differences(shared, lambda task: task.score), least=3),
+            solved=estimate_difference(by),
+            score=estimate_difference(_differences(shared, lambda task: task.score)),
             better=sum(value > 0 for value in by),
             worse=sum(value < 0 for value in by),
             changed=changed[:CHANGED],

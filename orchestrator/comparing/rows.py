@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.comparing.comparison import PARTS, ComparedRun, Difference
+from orchestrator.comparing.comparison import ComparedRun, Difference
 from orchestrator.rules.estimates import Estimate
+from orchestrator.rules.measured import PARTS
 from orchestrator.terminal.closing import share
 
 Row = tuple[str, tuple[str, ...]]  # label, a cell for each run
@@ -15,6 +16,7 @@ def rows(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> list
     def row(label: str, cell: Callable[[ComparedRun], str]) -> Row:
         return label, tuple(map(cell, runs))
 
+    scored = any(run.scores_say_more for run in runs)
     outcomes = dict.fromkeys(name for run in runs for name, _ in run.outcomes.most_common())
     shown = [
         row("model", lambda run: run.model),
@@ -26,7 +28,7 @@ def rows(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> list
     for part in PARTS:
         shown += _by(part, runs)
     shown += [
-        row("score", lambda run: plain(run.score())),
+        *([row("score", lambda run: plain(run.score()))] if scored else []),
         row("sampled tokens", lambda run: _each(run, run.sampled_tokens, ",.0f")),
         row("prompt tokens", lambda run: _each(run, run.prompt_tokens, ",.0f")),
         row("rollout seconds", lambda run: _each(run, run.duration_s, ",.2f")),
@@ -35,7 +37,8 @@ def rows(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> list
         shown.append(row("cost", lambda run: "" if run.cost is None else _each(run, run.cost, ",.4f")))
     cells_by_run = [_against(difference) for difference in differences]
     names = ("tasks in both", "solved, difference", "score, difference", "tasks that changed")
-    shown += [(name, ("", *(cells[i] for cells in cells_by_run))) for i, name in enumerate(names)]
+    by_name = [(name, ("", *(cells[i] for cells in cells_by_run))) for i, name in enumerate(names)]
+    shown += [(name, cells) for name, cells in by_name if scored or name != "score, difference"]
     return [(label, cells) for label, cells in shown if any(cells)]
 
 
@@ -82,9 +85,10 @@ def plain(estimate: Estimate | None) -> str:
 
 
 def signed(estimate: Estimate | None, unit: str = "") -> str:
-    """A difference with its interval; a mark where the interval leaves out zero."""
+    """A difference with its interval; a mark where the interval has a width and leaves out zero."""
     if estimate is None:
         return "too few tasks to tell"
     form = "+.1%" if unit else "+.3f"
     text = f"{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})"
-    return f"{text} *" if estimate.low > 0 or estimate.high < 0 else text
+    sure = estimate.low < estimate.high and (estimate.low > 0 or estimate.high < 0)
+    return f"{text} *" if sure else text

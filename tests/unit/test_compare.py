@@ -7,12 +7,13 @@ import math
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from orchestrator.cli import main
 from orchestrator.comparing.comparison import ComparedRun, Difference
-from orchestrator.rules.estimates import estimate_mean
+from orchestrator.rules.estimates import estimate_difference, estimate_share
 from tests.fakes.odd_run import an_attempt_line, write_odd_run
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
@@ -69,19 +70,43 @@ def test_shares_are_over_tasks_and_differences_over_pairs(tmp_path: Path) -> Non
     assert difference.solved is not None
     assert difference.solved.value == pytest.approx(0.25)
     half = 2.5706 * math.sqrt(6 * 0.0625 / 5) / math.sqrt(6)  # Student's quantile for five degrees of freedom
-    assert difference.solved.high - 0.25 == pytest.approx(half, rel=0.01)
+    assert math.atanh(difference.solved.high) - math.atanh(0.25) == pytest.approx(half / (1 - 0.25**2), rel=0.01)
     assert a.by("level").keys() == {"1", "2"}
 
 
-@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (10, 2.228), (100, 1.984)])
-def test_the_interval_of_a_mean_is_student_s(freedom: int, quantile: float) -> None:
-    """Quantiles out of printed tables."""
-    values = [0.0, 1.0] + [0.5] * (freedom - 1)
-    found = estimate_mean(values)
+@pytest.mark.parametrize(("freedom", "quantile"), [(2, 4.303), (3, 3.182), (10, 2.228), (100, 1.984)])
+def test_the_interval_of_a_difference_is_student_s(freedom: int, quantile: float) -> None:
+    """Quantiles out of printed tables; around 0 the scale is that of the differences."""
+    values = [-0.1, 0.1] + [0.0] * (freedom - 1)
+    found = estimate_difference(values)
     assert found is not None
-    spread = math.sqrt(0.5 / freedom)
-    assert found.high - found.value == pytest.approx(quantile * spread / math.sqrt(freedom + 1), rel=0.035)
-    assert estimate_mean(values[:1]) is None
+    spread = math.sqrt(0.02 / freedom)
+    reach = quantile * spread / math.sqrt(freedom + 1)
+    assert math.atanh(found.high) == pytest.approx(reach, rel=0.035)
+    assert found.low == -found.high
+    assert estimate_difference(values[:2]) is None
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0, 1.0, 0.0], [-1.0, 1.0, 1.0], [1.0] * 3, [0.99, 1.0, 1.0], [-1.0, -1.0, 0.5]]
+)
+def test_no_interval_ends_where_no_value_can_be(values: list[float]) -> None:
+    difference, share = estimate_difference(values), estimate_share([abs(value) for value in values])
+    assert difference is not None
+    assert share is not None
+    assert -1 <= difference.low <= difference.value <= difference.high <= 1
+    assert 0 <= share.low <= share.value <= share.high <= 1
+
+
+def test_a_quantity_has_one_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = {f"t{n}": [1.0, 0.0] for n in range(4)}
+    assert compare(write_run(tmp_path / "a", tasks), write_run(tmp_path / "b", tasks)) == 0
+    told = capsys.readouterr().out
+    assert "\nsolved " in told
+    assert "score" not in told.replace("scored rollouts", ""), "the score is whether it was solved"
+    parts = write_run(tmp_path / "c", tasks | {"t0": [0.5, 0.5]})
+    assert compare(tmp_path / "a", parts) == 0
+    assert "\nscore " in capsys.readouterr().out
 
 
 def test_two_tasks_are_too_few_for_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,6 +207,35 @@ def test_table_json_and_page_say_the_same_and_names_are_text(
     assert any("75.0%" in text for text in found.texts)
     assert "-25.0%" in printed
     assert "0 better, 1 worse" in printed
+
+
+class Links(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if tag == "a" and name == "href"]
+
+
+def test_every_task_leads_to_its_rollouts_in_the_reports_of_both_runs(tmp_path: Path) -> None:
+    tasks = {f"t{n}": [1.0] for n in range(30)}
+    a = write_run(tmp_path / "a & b", tasks)
+    b = write_run(tmp_path / "b", tasks | {"t7": [0.0], "only-b": [1.0]})
+    page = tmp_path / "pages" / "c.html"
+    page.parent.mkdir()
+    assert compare(a, b, "--html", page) == 0
+    assert Links(page.read_text()).links == [], "there is no report to lead to"
+    assert "`orchestrator view` writes one" in page.read_text()
+    for run in (a, b):
+        assert main(["view", str(run)]) == 0
+    assert compare(a, b, "--html", page) == 0
+    links = Links(page.read_text()).links
+    assert {f"../{name}/report.html#group-{n}" for name in ("a%20%26%20b", "b") for n in range(30)} <= set(links)
+    assert "../b/report.html#group-30" in links
+    assert {(page.parent / unquote(link.partition("#")[0])).is_file() for link in links} == {True}
+    assert page.read_text().count('scope="row">t') >= 30, "all of them, not the first"
 
 
 def test_a_run_of_odd_fields_is_shown(tmp_path: Path) -> None:

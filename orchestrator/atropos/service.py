@@ -23,6 +23,7 @@ from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
 from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
+from orchestrator.completion.base import Tokenizer
 from orchestrator.engine.executor import Executor
 from orchestrator.engine.groups import open_groups
 from orchestrator.engine.orchestrator import Orchestrator
@@ -30,8 +31,10 @@ from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.engine.session import Session
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.evaluate import evaluate
+from orchestrator.report import leave_report
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.waits import uninterrupted
+from orchestrator.run.files import report_beside
 from orchestrator.run.output import OpenRun, open_run, run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
@@ -93,6 +96,7 @@ class Service:
         self._bad: set[int] = set()  # numbers of bad tasks that earlier processes have reported
         self._observer = Observer(listeners=[self.sandbox_time, self._kept, self.metrics], say=self.progress.say)
         self._saving = asyncio.Lock()
+        self._report: object = None  # where it is, or why there is none
         self._no_sampled_ids = ""  # what there is in their place, and why
         self._sent = 0  # groups delivered since the last log to wandb
         self._longest: int | None = None  # tokens of the longest line the trainer takes; None: it sets no limit
@@ -163,6 +167,7 @@ class Service:
             session.opened(self.opened(training=True), self._open_output, tasks.name, tasks.notes) as (engine, _),
         ):
             work = self.work
+            session.after.push_async_callback(self._leave_report, engine.hosts.tokenizer)
             self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
             self._no_sampled_ids = no_sampled_ids(engine.hosts)
             api = RunApi(self.config.env.rollout_server_url, http)
@@ -191,6 +196,11 @@ class Service:
             if cost_limit is not None and cost_limit.is_empty and not feed.finished:
                 raise cost_limit.reached
             return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
+
+    async def _leave_report(self, tokenizer: Tokenizer | None) -> None:
+        if (output := self._output) is not None:
+            html = report_beside(output.groups.path)
+            self._report = await leave_report(output.run.path, output.groups.path, html, tokenizer=tokenizer)
 
     @contextmanager
     def _open_output(self, engine: Orchestrator) -> Iterator[OpenRun]:
@@ -458,6 +468,8 @@ class Service:
             rows.append(("groups file", self._output.groups.path))
         if self._no_sampled_ids:
             rows.append(("token ids", self._no_sampled_ids))
+        if self._report is not None:
+            rows.append(("report", self._report))
         return [*rows, ("run directory", run_path)]
 
 

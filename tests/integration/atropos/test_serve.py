@@ -25,6 +25,7 @@ from tests.fakes.runs import (
     until,
 )
 from tests.fakes.trainers import RunApiProcess, Trainer, run_api, sampled, trained
+from tests.unit.test_report import Elements
 
 TASKS = 12
 
@@ -75,7 +76,32 @@ async def test_twenty_batches_are_what_the_endpoint_sampled(home: Path) -> None:
     assert given == taken, "ids and log-probs are the endpoint's own"
     assert printed_outcomes(ended) == outcomes(home / "run") == {"finished": 40}
     assert "20 of 20 written" in ended.stdout
+    assert reported(home) == {"attempts": 40, "written": 20}
     assert list(serve.temporary.glob("orchestrator-*")) == []
+
+
+def reported(home: Path) -> dict[str, int]:
+    """What the report that it left says."""
+    totals = Elements((home / "run" / "groups.html").read_text()).block("run")["totals"]
+    return {name: totals[name] for name in ("attempts", "written")}
+
+
+async def test_a_report_is_left_when_the_trainer_is_away_and_a_signal_ends_it(home: Path) -> None:
+    async with ScriptedServer("vllm", answers(TASKS)) as server:
+        async with run_api() as api:
+            given = flags(home, server.base_url, rollout_server_url=api.url, max_batches_offpolicy=1)
+            trainer = await Trainer.registered(api.url, batch_size=4)
+            async with running(*given, directory=home, command="serve") as serve:
+                await trainer.take(2, serve)
+                await api.kill()
+                serve.signal(signal.SIGTERM)
+                ended = await serve.ended()
+    assert ended.code == 128 + signal.SIGTERM, ended.stderr
+    assert not ended.traceback, ended.stderr
+    assert f"report         {home / 'run' / 'groups.html'}" in ended.stdout
+    attempts, groups = lines(home / "run" / "rollouts.jsonl"), lines(home / "run" / "groups.jsonl")
+    assert reported(home) == {"attempts": len(attempts), "written": len(groups)}
+    assert len(groups) >= 4
 
 
 @pytest.mark.long

@@ -61,11 +61,13 @@ function timelinePanel() {
   if (!lanes.length || !length) return null;
   const shown_ = lanes.slice(0, MOST_LANES);
   const canvas = el("canvas", "slots");
-  canvas.setAttribute("role", "img");
+  canvas.setAttribute("role", "application");  // it takes the arrow keys
+  canvas.tabIndex = 0;
   const height = shown_.length * LANE + 18;
   canvas.style.height = `${height}px`;  // once: whoever changes a size while it is observed is told of a loop
   const told = el("p", "told");
-  const hint = "Drag over a part to see it larger; click a rollout to open it.";
+  told.setAttribute("aria-live", "polite");
+  const hint = "Drag over a part to see it larger; click a rollout to open it. By keys: arrows, + and −, Enter.";
   const legend = el("p", "legend", ...shares(lanes, length).flatMap(([phase, label, share]) =>
     [el("i", `phase-${phase}`), el("span", "", `${label} ${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`)]));
   const back = button("The whole run", () => { span.from = span.to = null; draw(); });
@@ -108,6 +110,12 @@ function timelinePanel() {
       pen.textAlign = tick === 0 ? "left" : tick === 4 ? "right" : "center";
       pen.fillText(seconds(from + ((to - from) * tick) / 4), (width * tick) / 4, height - 4);
     }
+    if (picked) {
+      const bar = shown_[picked.lane].bars[picked.bar];
+      pen.strokeStyle = style.getPropertyValue("--ink");
+      pen.lineWidth = 2;
+      pen.strokeRect(x(bar.launch), picked.lane * LANE, Math.max(3, x(bar.to) - x(bar.launch)), LANE - 1);
+    }
     if (selected) {
       pen.fillStyle = style.getPropertyValue("--chosen");
       pen.fillRect(Math.min(...selected), 0, Math.abs(selected[1] - selected[0]), height - 18);
@@ -121,6 +129,32 @@ function timelinePanel() {
     const lane = shown_[Math.floor(event.offsetY / LANE)];
     return [lane, at, lane && lane.bars.find((bar) => bar.launch <= at && at <= bar.to)];
   }
+
+  // Arrow keys pick a rollout, + and − show less or more around it.
+  let picked = null;
+  canvas.addEventListener("keydown", (event) => {
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    const within = (place, list) => Math.max(0, Math.min(list.length - 1, place));
+    if (event.key in moves) {
+      const [down, right] = picked === null ? [0, 0] : moves[event.key];
+      const lane = within((picked ? picked.lane : 0) + down, shown_);
+      picked = { lane, bar: within((picked ? picked.bar : 0) + right, shown_[lane].bars) };
+    } else if (picked && "+-−".includes(event.key)) {
+      const { launch, to } = shown_[picked.lane].bars[picked.bar];
+      const reach = (edges()[1] - edges()[0]) * (event.key === "+" ? 0.25 : 1);
+      [span.from, span.to] = [Math.max(0, (launch + to) / 2 - reach), Math.min(length, (launch + to) / 2 + reach)];
+    } else if (picked && event.key === "Enter") {
+      location.hash = rolloutHash(shown_[picked.lane].bars[picked.bar].rollout);
+      return;
+    } else {
+      return;
+    }
+    event.preventDefault();
+    const { rollout, from, to } = shown_[picked.lane].bars[picked.bar];
+    told.textContent = plain([rollout.id, rollout.outcome, `${seconds(from)} to ${seconds(to)}`].join(" · "));
+    draw();
+  });
+  canvas.addEventListener("blur", () => { picked = null; draw(); });
 
   let began = null;
   canvas.addEventListener("pointerdown", (event) => { began = event.offsetX; canvas.setPointerCapture(event.pointerId); });

@@ -36,27 +36,34 @@ def test_every_page_is_in_the_menu_once() -> None:
     assert sorted(named) == sorted([*there, *around])
 
 
-@pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="Zensical is not installed")
-def test_it_is_built_without_a_warning_and_can_be_searched(tmp_path: Path) -> None:
+def built_site(folder: Path) -> Path:
+    """The site, built in `folder`. Skips the test where it cannot be."""
+    if importlib.util.find_spec("zensical") is None:
+        pytest.skip("Zensical is not installed")
     for name in ("docs", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+        shutil.copytree(ROOT / name, folder / name)
     for name in ("README.md", "SECURITY.md", "ARCHITECTURE.md", "CHANGELOG.md", "mkdocs.yml"):
-        shutil.copy(ROOT / name, tmp_path)
-    subprocess.run(["bash", "docs/stage.sh", "build/site-source"], cwd=tmp_path, check=True)
+        shutil.copy(ROOT / name, folder)
+    subprocess.run(["bash", "docs/stage.sh", "build/site-source"], cwd=folder, check=True)
     built = subprocess.run(
         [str(Path(sys.executable).with_name("zensical")), "build", "--clean", "--strict", "-f", "mkdocs.yml"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    found = json.dumps(json.loads((tmp_path / "build" / "site" / "search.json").read_text()))
+    return folder / "build" / "site"
+
+
+@pytest.mark.long
+def test_it_is_built_without_a_warning_and_can_be_searched(tmp_path: Path) -> None:
+    site = built_site(tmp_path)
+    found = json.dumps(json.loads((site / "search.json").read_text()))
     for word in ("max_cost", "sandbox_lost", "Reinforcement learning", "view_port"):
         assert word in found
-    assert (tmp_path / "build" / "site" / "docs" / "tutorials" / "rl" / "index.html").exists()
-    assert dead_links(tmp_path / "build" / "site") == []
+    assert (site / "docs" / "tutorials" / "rl" / "index.html").exists()
+    assert dead_links(site) == []
 
 
 class Page(HTMLParser):

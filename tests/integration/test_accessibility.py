@@ -1,0 +1,155 @@
+"""Every kind of page by axe-core, light and dark, wide and narrow; and all of it by keyboard."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.report import write_report
+from orchestrator.rules.observer import Observer
+from orchestrator.telemetry.live_page import live_page
+from tests.fakes.synthetic_run import write_synthetic_run
+from tests.integration.test_site import built_site
+from tests.unit.test_evaluation_page import write_evaluation
+
+playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+GRAVE = ("serious", "critical")
+LOOKS = [(scheme, width) for scheme in ("light", "dark") for width in (390, 1280)]
+PLACES = {
+    "report": (
+        "", "#group-1", "#rollout-g000001-r01-a0", "#rollout-g000008-r00-a0",
+        "#beside-g000001-r00-a0/g000001-r01-a0",
+    ),
+    "evaluation": ("", "#group-0"),
+    "shared": ("", "#group-0"),
+    "compared": ("",),
+}  # fmt: skip
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Each kind of page: where it is."""
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "run").mkdir()
+    tokenizer = write_synthetic_run(folder / "run")
+    write_report(folder / "run", folder / "run" / "groups.jsonl", folder / "report.html", tokenizer=tokenizer)
+    evaluations = [write_evaluation(folder / name) for name in ("a", "b")]
+    for run in evaluations:
+        assert main(["view", str(run)]) == 0
+    assert main(["view", str(evaluations[0]), "--no-answers", "--output", str(folder / "shared.html")]) == 0
+    assert main(["compare", *map(str, evaluations), "--html", str(folder / "compared.html")]) == 0
+    pages = {name: folder / f"{name}.html" for name in ("report", "shared", "compared")}
+    return {
+        name: path.as_uri() for name, path in (pages | {"evaluation": folder / "a" / "evaluation.html"}).items()
+    }
+
+
+@asynccontextmanager
+async def opened(scheme: str, width: int) -> AsyncIterator[Any]:
+    async with playwright.async_playwright() as api:
+        browser = await api.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        page = await browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.set_default_timeout(60_000)
+        yield page
+        await browser.close()
+
+
+async def findings(page: Any) -> list[str]:
+    """What axe-core finds grave on the page as it is, with where."""
+    await page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text("utf-8"))
+    found = await page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    assert found["passes"], "it has looked"
+    return [
+        f"{violation['id']}: {node['target']} {node['failureSummary']}"
+        for violation in found["violations"]
+        for node in violation["nodes"]
+        if node["impact"] in GRAVE
+    ]
+
+
+async def wider_than_the_window(page: Any) -> bool:
+    return await page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
+async def test_no_page_has_a_grave_finding(made: dict[str, str], scheme: str, width: int) -> None:
+    found: list[str] = []
+    async with opened(scheme, width) as page:
+        for name, places in PLACES.items():
+            for place in places:
+                await page.goto("about:blank")
+                await page.goto(made[name] + place)
+                if name != "compared":
+                    await page.wait_for_selector("main:not([hidden]) h1")
+                for summary in await page.locator("details:not([open]) > summary").all():
+                    if await summary.is_visible():
+                        await summary.click()
+                found += [f"{name}{place}: {finding}" for finding in await findings(page)]
+                assert not await wider_than_the_window(page), name + place
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
+async def test_the_live_page_has_none(tmp_path: Path, scheme: str, width: int) -> None:
+    write_synthetic_run(tmp_path)
+    async with live_page("0", tmp_path, Observer(), lambda: None) as url, opened(scheme, width) as page:
+        await page.goto(url)
+        await page.wait_for_selector(".groups tbody tr")
+        assert not (found := await findings(page)), "\n".join(found)
+        assert not await wider_than_the_window(page)
+
+
+@pytest.mark.parametrize("name", sorted(PLACES))
+async def test_everything_is_reached_and_worked_by_keyboard(made: dict[str, str], name: str) -> None:
+    async with opened("light", 1280) as page:
+        await page.goto(made[name])
+        wanted = "a[href], button, input, select, summary, [tabindex='0']"
+        shown = await page.locator(wanted).evaluate_all("all => all.filter(e => e.checkVisibility()).length")
+        for reached in range(shown):
+            await page.keyboard.press("Tab")
+            at = "document.activeElement"
+            assert await page.evaluate(f"{at} !== document.body"), f"{reached} of {shown}"
+            assert await page.evaluate(f"getComputedStyle({at}).outlineStyle") != "none", "focus is seen"
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement === document.body"), "no more than these"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
+async def test_the_site_has_none(site: Path, scheme: str, width: int) -> None:
+    async with opened(scheme, width) as page:
+        await page.goto((site / "index.html").as_uri())
+        assert not (found := await findings(page)), "\n".join(found)
+        assert not await wider_than_the_window(page)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_site(tmp_path_factory.mktemp("site"))
+
+
+async def test_the_time_line_is_worked_by_keys(made: dict[str, str]) -> None:
+    async with opened("light", 1280) as page:
+        await page.goto(made["report"])
+        await page.locator("canvas.slots").focus()
+        await page.keyboard.press("ArrowRight")
+        first = await page.locator(".below .told").inner_text()
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("ArrowRight")
+        second = await page.locator(".below .told").inner_text()
+        assert first.partition(" ")[0] != second.partition(" ")[0]
+        await page.keyboard.press("+")
+        assert await page.locator(".below button").is_visible(), "it is enlarged"
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**#rollout-*")

@@ -15,6 +15,8 @@ from orchestrator.cli import main
 from orchestrator.report import write_report
 from orchestrator.rules.observer import Observer
 from orchestrator.telemetry.live_page import live_page
+from tests.e2e.guide import blocks
+from tests.fakes.runs import ROOT
 from tests.fakes.synthetic_run import write_synthetic_run
 from tests.integration.test_site import built_site
 from tests.unit.test_evaluation_page import write_evaluation
@@ -24,6 +26,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 GRAVE = ("serious", "critical")
 LOOKS = [(scheme, width) for scheme in ("light", "dark") for width in (390, 1280)]
+SEES_COPIES = """addEventListener("copy", () => {
+  const field = document.activeElement;
+  window.copied = field && "value" in field && field.value ? field.value : String(getSelection());
+}, true);"""
 PLACES = {
     "report": (
         "", "#group-1", "#rollout-g000001-r01-a0", "#rollout-g000008-r00-a0",
@@ -127,11 +133,30 @@ async def test_everything_is_reached_and_worked_by_keyboard(made: dict[str, str]
 
 @pytest.mark.long
 @pytest.mark.parametrize(("scheme", "width"), LOOKS)
-async def test_the_site_has_none(site: Path, scheme: str, width: int) -> None:
+async def test_the_site_has_none_and_its_diagram_is_whole(site: Path, scheme: str, width: int) -> None:
     async with opened(scheme, width) as page:
         await page.goto((site / "index.html").as_uri())
         assert not (found := await findings(page)), "\n".join(found)
         assert not await wider_than_the_window(page)
+        for between in (width, 768):
+            await page.set_viewport_size({"width": between, "height": 900})
+            diagram = page.locator("pre > code", has_text="one container per rollout")
+            assert await diagram.evaluate("code => code.scrollWidth <= code.clientWidth"), between
+
+
+@pytest.mark.long
+async def test_what_a_tutorial_copies_is_what_runs(site: Path) -> None:
+    """The button gives the block as the tests run it, without a prompt or a line more."""
+    async with opened("light", 1280) as page:
+        await page.add_init_script(SEES_COPIES)
+        for source in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
+            await page.goto((site / "docs" / "tutorials" / source.stem / "index.html").as_uri())
+            wanted = [block.text.strip() for block in blocks(source.read_text("utf-8"))]
+            buttons = page.locator("button.md-code__button[data-md-type=copy], button.md-clipboard")
+            assert await buttons.count() == len(wanted), source.stem
+            for place, text in enumerate(wanted):
+                await buttons.nth(place).click(force=True)
+                assert (await page.evaluate("window.copied")).strip() == text
 
 
 @pytest.fixture(scope="module")

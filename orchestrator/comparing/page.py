@@ -22,10 +22,15 @@ th, td { padding: 6px 12px; vertical-align: top; } td { min-width: 8em; }
 th { font-size: inherit; white-space: normal; } thead > tr > * { background: var(--sunk); color: var(--ink); }
 tbody th { white-space: pre-wrap; color: var(--faint); font-weight: 400; }
 section { margin: 0 0 24px; } summary { color: var(--accent); padding: 6px 0; }
-.line { width: 55%; min-width: 170px; } .line svg { display: block; width: 100%; height: 26px; }
+tbody th { min-width: 6.5em; } .line { width: 75%; min-width: 190px; }
+.line svg { display: block; width: 100%; height: 26px; }
 .axis { display: flex; justify-content: space-between; color: var(--faint); font-size: 12px; }
 .axis span { width: 0; display: flex; justify-content: center; white-space: nowrap; }
 .axis span:first-child { justify-content: start; } .axis span:last-child { justify-content: end; }
+@media (max-width: 560px) {
+  .axis span:nth-child(even) { visibility: hidden; }
+  th, td { padding: 6px; font-size: 13.5px; } td { min-width: 6.5em; } tbody th { min-width: 5.5em; }
+}
 .up { color: var(--good); } .down { color: var(--bad); }
 """
 _TICKS = (0, 25, 50, 75, 100)
@@ -52,7 +57,7 @@ def comparison_page(runs: Sequence[ComparedRun], differences: Sequence[Differenc
             "Solved",
             _table(
                 "solved",
-                ["run", "of its tasks, 95 %", axis],
+                ["run", axis],
                 [(_link(run.name, places[run.name]), _interval(run.solved())) for run in runs],
             ),
         ),
@@ -119,19 +124,19 @@ def _link(text: str, place: str) -> str:
 
 
 def _interval(estimate: Estimate | None) -> list[str]:
-    """Two cells: the text, and a line from 0 to 100 % with ticks."""
+    """A cell: a line from 0 to 100 % with ticks, and the text."""
     if estimate is None:
-        return ["<td>–</td>", "<td></td>"]
+        return ["<td>–</td>"]
     value, low, high = (round(100 * part, 2) for part in (estimate.value, estimate.low, estimate.high))
     ticks = "".join(
         f'<rect x="{tick * 0.998}" y=".4" width=".2" height="3.2" fill="var(--line)"/>' for tick in _TICKS
     )
     return [
-        f"<td>{value:.1f} % ({low:.1f} to {high:.1f}), {estimate.tasks} tasks</td>",
         '<td class="line"><svg viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect x="0" y="1.8" width="100" height=".4" fill="var(--line)"/>{ticks}'
         f'<rect x="{low}" y="1.2" width="{max(0.2, high - low)}" height="1.6" fill="var(--accent)" opacity=".35"/>'
-        f'<rect x="{max(0.0, value - 0.2)}" y=".6" width=".4" height="2.8" fill="var(--accent)"/></svg></td>',
+        f'<rect x="{max(0.0, value - 0.2)}" y=".6" width=".4" height="2.8" fill="var(--accent)"/></svg>'
+        f"{value:.1f} % ({low:.1f} to {high:.1f}), {estimate.tasks} tasks</td>",
     ]
 
 

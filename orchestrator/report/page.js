@@ -100,10 +100,19 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Shows what has changed, without taking a field from somebody who types in it.
+// Who is at a link or button stays there.
+function redrawHome() {
+  const nameOf = (element) => element.href || element.textContent;
+  const name = home.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+  home.replaceChildren(...overview().filter(Boolean));
+  const same = name === null ? undefined : [...home.querySelectorAll("a, button")].find((element) => nameOf(element) === name);
+  if (same) same.focus({ preventScroll: true });
+}
+
+// Shows what has changed, without taking a field from somebody who types in it, or the time line from who is in it.
 function refresh(changed) {
-  const typing = home.contains(document.activeElement) && document.activeElement.matches("input, select");
-  if (!home.hidden && !typing && (changed.size || !home.querySelector(".live"))) home.replaceChildren(...overview().filter(Boolean));
+  const typing = home.contains(document.activeElement) && document.activeElement.matches("input, select, canvas");
+  if (!home.hidden && !typing && (changed.size || !home.querySelector(".live"))) redrawHome();
   else if (home.querySelector(".live")) home.querySelector(".live").replaceWith(livePanel());
   const what = addressed();
   if (what !== null && !what.rollout && changed.has(what.group.number)) view.replaceChildren(...groupView(what.group).filter(Boolean));

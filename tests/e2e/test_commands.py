@@ -60,7 +60,8 @@ def start() -> Iterator[Path]:
         assert main(["init", str(folder)]) == 0
         shutil.copytree(ROOT / "examples", folder / "examples")
         for name in ("base", "new"):
-            run(f"orchestrator process --config run.yaml --env.run_dir runs/{name}", folder)
+            given = f"--config run.yaml --env.scoring_strategy correctness --env.run_dir runs/{name}"
+            run(f"orchestrator process {given}", folder)
         shutil.copytree(folder / "runs" / "base", folder / "runs" / TIME)
         shutil.copy(folder / "runs" / "base" / "groups.jsonl", folder)
         (folder / "prices.yaml").write_text(PRICES)

@@ -63,7 +63,7 @@ async def measure(scale: Scale) -> Findings:
             both: list[float] = []
             for number in range(times):
                 before, started = _cpu_s(around), time.perf_counter()
-                await grade(graded, spec, around.launcher, None)
+                await grade(graded, spec, around.launcher)
                 walls.append(time.perf_counter() - started)
                 cold.append(_cpu_s(around) - before)
                 for task in (graded, plain.task) if number % 2 else (plain.task, graded):

@@ -110,9 +110,27 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSetup:
+    """What is done before a step, in this order. None, or empty: nothing."""
+
+    files: Sequence[pb.ProgramFile] = ()
+    command: pb.Healthcheck | None = None
+    healthcheck: pb.Healthcheck | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """The next instruction, in the same sandbox and the same conversation."""
+
+    question: str
+    setup: StepSetup = StepSetup()
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One rollout: what to solve and under which rules. `healthcheck`: what has to succeed before the agent
-    begins, and where it is run; None: nothing. `output` None: no files are asked for."""
+    begins; None: nothing. `context`: what was said before. `steps`: how many instructions there are; `setup`: what
+    is done before the first. `output` None: no files are asked for."""
 
     question: str
     agent: AgentSettings
@@ -121,8 +139,11 @@ class Assignment:
     sandbox_tools: Sequence[SandboxTool] = ()
     program: Sequence[pb.ProgramFile] = ()
     place: Place = Place()
-    healthcheck: pb.Assignment | None = None
+    healthcheck: pb.Healthcheck | None = None
     output: pb.OutputLimits | None = None
+    context: "Sequence[Message]" = ()
+    steps: int = 1
+    setup: StepSetup = StepSetup()
 
 
 Kind = Literal["action", "plan", "final"]

@@ -8,15 +8,15 @@ from typing import BinaryIO, cast
 
 from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS, is_opaque
 from orchestrator.launch.workspaces import MARK
-from orchestrator.types import RolloutPlan
+from orchestrator.types import Grader, RolloutPlan
 
 
 def layers_of(plan: RolloutPlan) -> tuple[str, ...]:
     """Absolute paths of all that the plan's sandboxes take: the one of the agent, and the one that grades."""
-    grader = plan.task.grader
     layers = list(plan.sandbox.layers)
-    if grader is not None:
-        layers += [layer for layer in (grader.tests, grader.checked and grader.checked.layer) if layer]
+    for grader in plan.task.graders:
+        own = (grader.tests, grader.shared_tests, grader.checked and grader.checked.layer)
+        layers += [layer for layer in own if layer]
     return tuple(dict.fromkeys(layers))
 
 
@@ -26,11 +26,13 @@ def with_layers_in(plan: RolloutPlan, folder: Path) -> RolloutPlan:
     def there(path: str | None) -> str | None:
         return path and str(folder / Path(path).name)
 
-    task, sandbox = plan.task, plan.sandbox
-    if (grader := task.grader) is not None:
+    def moved(grader: Grader) -> Grader:
         checked = grader.checked and replace(grader.checked, layer=there(grader.checked.layer))
-        grader = replace(grader, tests=there(grader.tests), checked=checked)
-    task = replace(task, workspace=there(task.workspace), grader=grader)
+        own = there(grader.shared_tests)
+        return replace(grader, tests=there(grader.tests), shared_tests=own, checked=checked)
+
+    sandbox = plan.sandbox
+    task = replace(plan.task.with_graders(moved), workspace=there(plan.task.workspace))
     sandbox = replace(sandbox, layers=tuple(str(folder / Path(layer).name) for layer in sandbox.layers))
     return replace(plan, task=task, sandbox=sandbox)
 

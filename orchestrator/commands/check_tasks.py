@@ -10,7 +10,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from json import dumps
@@ -21,6 +21,7 @@ from orchestrator.engine.builds import Builds
 from orchestrator.engine.task_needs import why_unfit
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ImageUnusable, RolloutError
 from orchestrator.grading.check import SOLUTION, TaskChecker
+from orchestrator.grading.check_steps import STEP_FILES, StepsChecker
 from orchestrator.grading.dry_run import DryRuns
 from orchestrator.grading.grade import with_tests
 from orchestrator.grading.measured import checks_answer
@@ -41,7 +42,7 @@ from orchestrator.tasks.split import training_tasks
 from orchestrator.terminal.bar import bar
 from orchestrator.terminal.checks import print_checks
 from orchestrator.terminal.signals import Stopped, stoppable
-from orchestrator.types import BadTask, SandboxSpec, Task, TaskCheck
+from orchestrator.types import BadTask, SandboxSpec, Task, TaskCheck, TaskFile
 
 _SAVING = 20  # times as long is worked as it takes to save
 
@@ -134,8 +135,8 @@ class _Checking:
         allowed, done = self.config.env.grader_network, check.dry_run
         if check.failures and allowed and (done is None or {*done.allowed} != {*allowed}):
             return True
-        layer = check.checked.layer
-        return self.again or (layer is not None and bool(self._workspaces.missing([layer])))
+        layers = [one.layer for one in (check.checked, *check.steps) if one.layer is not None]
+        return self.again or bool(self._workspaces.missing(layers))
 
     async def _check_all(self, tasks: list[Task]) -> None:
         async with AsyncExitStack() as stack:
@@ -180,7 +181,7 @@ class _Checking:
                 self.found[task.task_id] = built.reason
                 return
             checker = await asyncio.to_thread(self._checker, built, content, launcher)
-            check = await checker.check() if isinstance(checker, TaskChecker) else checker
+            check = checker if isinstance(checker, str) else await checker.check()
         except (RolloutError, WorkspaceError, OSError) as error:
             self.found[task.task_id] = f"it could not be checked: {error}"
             return
@@ -190,24 +191,43 @@ class _Checking:
             if time.monotonic() >= self._next_save_s:
                 self._save()
 
-    def _checker(self, task: Task, content: str, launcher: Launcher) -> TaskChecker | str:
+    def _checker(self, task: Task, content: str, launcher: Launcher) -> TaskChecker | StepsChecker | str:
         """A text: why the task cannot be checked. Blocks. Raises WorkspaceError, EnvironmentUnusable."""
         config, laid = self.config, self._workspaces
         if reason := why_unfit(task, config.env, config.sandbox_spec(task)):
             return reason
         assert task.grader is not None
-        solution = task.grader.solution
         if task.workspace is not None:
             task = replace(task, workspace=str(laid.layer(Path(task.workspace), task.cwd or WORKSPACE_DIR)))
+
+        def solves(solution: str | None) -> str | None:
+            return None if solution is None else str(laid.layer(Path(solution), SOLUTION, writable=False))
+
+        score = GraderScorer(config.env.reward_key).reward
+        library = None if self._library is None else str(self._library)
+        solve_s = task.limits.get("rollout_timeout", config.env.rollout_timeout)
+        laid_out, spec = with_tests(task, laid), config.sandbox_spec(task)
+        if task.steps:
+            return StepsChecker(
+                laid_out,
+                content,
+                spec,
+                launcher,
+                score,
+                solutions=[solves(step.grader.solution) for step in task.steps],
+                files=[_files(step.files, laid) for step in task.steps],
+                library=library,
+                solve_s=solve_s,
+            )
         return TaskChecker(
-            with_tests(task, laid),
+            laid_out,
             content,
-            config.sandbox_spec(task),
+            spec,
             launcher,
-            GraderScorer(config.env.reward_key).reward,
-            solution=None if solution is None else str(laid.layer(Path(solution), SOLUTION, writable=False)),
-            library=None if self._library is None else str(self._library),
-            solve_s=task.limits.get("rollout_timeout", config.env.rollout_timeout),
+            score,
+            solution=solves(task.graders[0].solution),
+            library=library,
+            solve_s=solve_s,
             dry_runs=self._dry_runs,
         )
 
@@ -217,6 +237,20 @@ class _Checking:
         self.saved = write_checks(self.file, {**read_checks(self.file), **self._new})
         self._unsaved = False
         self._next_save_s = time.monotonic() + _SAVING * (time.monotonic() - began)
+
+
+def _files(files: Sequence[TaskFile], laid: Workspaces) -> str | None:
+    """A layer with the files of a step; None: it has none. Blocks. Raises WorkspaceError, EnvironmentUnusable,
+    OSError."""
+    if not files:
+        return None
+    with tempfile.TemporaryDirectory(prefix="step-") as folder:
+        for file in files:
+            place = Path(folder, file.path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(file.content)
+            place.chmod(0o755 if file.executable else 0o644)
+        return str(laid.layer(Path(folder), STEP_FILES, writable=False))
 
 
 @asynccontextmanager

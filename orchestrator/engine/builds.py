@@ -16,7 +16,7 @@ from orchestrator.launch.uses import Uses
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.settings.sandbox import SandboxSettings
-from orchestrator.types import BadTask, SandboxSpec, Task
+from orchestrator.types import BadTask, Grader, SandboxSpec, Task
 
 if TYPE_CHECKING:
     from orchestrator.launch.image.task_images import TaskImages
@@ -96,15 +96,23 @@ class Builds:
     async def _built(self, task: Task, dockerfile: str) -> Task | BadTask:
         if reason := self._refusal:
             return BadTask(task.task_id, reason)
-        grader = task.grader
         try:
             image, cwd = await self._made(dockerfile, task.cwd)
-            if grader is not None and grader.dockerfile is not None:
-                own, place = await self._made(grader.dockerfile, grader.cwd)
-                grader = replace(grader, image=own, cwd=place)
+            own = {
+                (one.dockerfile, one.cwd): await self._made(one.dockerfile, one.cwd)
+                for one in task.graders
+                if one.dockerfile is not None
+            }
         except BuildError as error:
             return BadTask(task.task_id, str(error))
-        return replace(task, image=image, cwd=cwd, grader=grader)
+
+        def with_image(grader: Grader) -> Grader:
+            if grader.dockerfile is None:
+                return grader
+            image, cwd = own[grader.dockerfile, grader.cwd]
+            return replace(grader, image=image, cwd=cwd)
+
+        return replace(task.with_graders(with_image), image=image, cwd=cwd)
 
     async def _made(self, dockerfile: str, cwd: str | None) -> tuple[str, str | None]:
         """An image's id, and the working directory, the image's own for an empty one. Raises BuildError."""

@@ -88,6 +88,12 @@ class GroupMaker:
         env = self.config.env
         if reason := _why_unscored(task, env.scoring_strategy):
             return BadTask(task.task_id, reason)
+        if task.steps and not env.most_grading:
+            return BadTask(task.task_id, "its steps are graded while its sandbox waits: --env.grading_sandboxes 1")
+        if task.context and self.config.agent_spec().kind == "program":
+            return BadTask(
+                task.task_id, "a conversation comes before it, which no program can be given: see env.agent"
+            )
         if reason := why_unfit(task, env, self.config.sandbox_spec(task)):
             return BadTask(task.task_id, reason)
         task = with_checked(task, self.shared.checks)

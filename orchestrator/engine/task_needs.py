@@ -1,5 +1,7 @@
 """Why a run makes no sandbox as a task wants it."""
 
+import os
+
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
 from orchestrator.launch.oci.machine import lacks_memory, why_not_here
@@ -16,6 +18,8 @@ def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None
         return f"its {own[0]} needs a sandbox with files of its own: not --env.launcher process" if own else None
     if task.grader is not None and not spec.is_writable:
         return 'its grader needs a root that can be written to: leave "root" out, or --env.sandbox_root writable'
+    if task.steps and (reason := _why_no_steps(env, spec)):
+        return reason
     if spec.is_writable and env.launcher != "oci":
         why = "" if env.launcher == "docker" else why_not_here(env.oci_runtime, frozenset(env.waive_hardening))
         if why is not None:
@@ -28,3 +32,12 @@ def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None
     if task.memory_bytes is not None and env.cluster == "none" and (why := lacks_memory(spec)) is not None:
         return why
     return too_large(task.attachments, spec.memory_bytes) if task.attachments else None
+
+
+def _why_no_steps(env: SandboxSettings, spec: SandboxSpec) -> str:
+    """Empty: several steps can be carried out. Behind each of them the sandbox stands still while it is graded."""
+    if env.launcher == "oci" and env.cluster == "none" and os.geteuid() != 0:
+        return "its steps need root here: only root's control groups can hold a sandbox still while it is graded"
+    if spec.is_on_disk:
+        return "its steps need a root in memory: not more env.sandbox_storage than env.sandbox_memory"
+    return ""

@@ -22,7 +22,7 @@ from orchestrator.exporting.atif import agent_name, atif, moment
 from orchestrator.rules.text import printable
 from orchestrator.run.line import RecordedAttempt
 from orchestrator.run.lines import dumps, write_whole
-from orchestrator.types import Change, Difference, Failed, Grade
+from orchestrator.types import Change, Difference, Failed, Grade, Record
 
 HARBOR = "harbor"
 _REWARD = "reward"  # Harbor's viewer shows the one of this name first
@@ -82,6 +82,9 @@ class HarborJob:
             _write(folder / "verifier" / "reward.json", result["verifier_result"]["rewards"])
         if attempt.record.grade is not None:
             _write_grade(folder / "verifier", attempt.record.grade)
+        for name, own in _step_folders(attempt.record):
+            _write_grade(folder / "steps" / name / "verifier", own)
+            _write(folder / "steps" / name / "verifier" / "reward.json", dict(own.rewards))
         if attempt.record.changes is not None:
             _write_changes(folder / "artifacts", attempt.record.changes)
         write_whole(folder / "result.json", result, indent=True)
@@ -164,6 +167,7 @@ class HarborJob:
                 "metadata": _metadata(attempt),
             },
             "verifier_result": None if rewards is None else {"rewards": rewards},
+            **_step_results(record),
             "exception_info": failure,
             **timing,
             "agent_execution": timing,
@@ -202,13 +206,25 @@ def _metadata(attempt: RecordedAttempt) -> dict[str, Any]:
     return facts
 
 
+def _step_folders(record: Record) -> list[tuple[str, Grade]]:
+    """Names of steps' folders: their own, unless a record is somebody else's work."""
+    named = [(_task_path(one.name), one.grade) for one in record.step_grades]
+    return [(f"{number}-{name}", grade) for number, (name, grade) in enumerate(named, 1)]
+
+
+def _step_results(record: Record) -> dict[str, Any]:
+    steps = zip(_step_folders(record), record.step_grades, strict=True)
+    results = [{"step_name": name, "verifier_result": {"rewards": one.grade.rewards}} for (name, _), one in steps]
+    return {"step_results": results} if results else {}
+
+
 def _task_path(task_id: str) -> str:
     """A relative path that leads nowhere: the viewer opens what a task's path names, and an id may be anything."""
     return re.sub(r"[^\w.-]", "_", task_id, flags=re.ASCII).lstrip(".")[:100] or "task"
 
 
 def _write_grade(folder: Path, grade: Grade) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("test-stdout.txt", grade.stdout), ("test-stderr.txt", grade.stderr)):
         if text:
             (folder / name).write_bytes(text.encode(errors="replace"))

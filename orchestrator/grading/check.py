@@ -31,13 +31,13 @@ from orchestrator.rules.waits import first_error
 from orchestrator.types import Change, Checked, Difference, DryRun, Grade, Grader, SandboxSpec, Task, TaskCheck
 
 SOLUTION = "/solution"
-_SOLVE = f"{SOLUTION}/solve.sh"
-_TRIES = 3
+SOLVE = f"{SOLUTION}/solve.sh"
+TRIES = 3
 _SANDBOX_TRIES = 2
-_POLICY_S = 60.0  # a script of the panel; it needs less than a second
+POLICY_S = 60.0  # a script of the panel; it needs less than a second
 _MOST_OUTPUTS = 50  # of a solution, that the panel plants something in
 # The limit of grading a cheat: what hangs is to end. Above 3 times the solution's own, that is the policy's doing.
-_TIMES_SOLUTION, _LEAST_S = 5, 20.0
+TIMES_SOLUTION, LEAST_S = 5, 20.0
 _OURS = (f"{SOLUTION}/", "/tests/", "/logs/", "/planted")
 _BYTECODE = re.compile(r"/__pycache__/|\.pyc$")
 _SHOWN_CHARS = 300
@@ -47,7 +47,7 @@ _NETWORK = re.compile(
     r"|no matching distribution found",
     re.IGNORECASE,
 )
-_LIVE = f'{_SOLVE} > /dev/null 2>&1 < /dev/null; cd "$1" && shift && exec "$@"'
+_LIVE = f'{SOLVE} > /dev/null 2>&1 < /dev/null; cd "$1" && shift && exec "$@"'
 
 
 class Unhealthy(Exception):
@@ -113,7 +113,7 @@ class TaskChecker:
             self._checked, source=grades[-1].source, duration_s=max(one.duration_s for one in grades)
         )
         task = self._known(self._grader)
-        no_op = [await self._graded(task) for _ in range(_TRIES)]
+        no_op = [await self._graded(task) for _ in range(TRIES)]
         found = replace(found, no_op=tuple(no_op))
         if set(no_op) != {0.0}:
             why = f": {self._last}" if None in no_op else ""
@@ -130,7 +130,7 @@ class TaskChecker:
             self._checked = replace(self._checked, named_suffice=named_suffice)
             self._last = self._solving = self._no_start = ""
             grades = []
-            while len(grades) < _TRIES and not (grades and self._reward(grades[-1]) != 1):
+            while len(grades) < TRIES and not (grades and self._reward(grades[-1]) != 1):
                 grades.append(await self._played(self._solve(solution), self._task, learns=True))
             if self._reward(grades[-1]) == 1:
                 break
@@ -148,7 +148,7 @@ class TaskChecker:
         task, grader = self._task, self._grader
         environment = {**task.environment, **grader.solution_environment}
         place = task.cwd or WORKSPACE_DIR
-        command = Command((_SOLVE,), self._solve_s, place, environment, programs=(_SOLVE,), layers=(solution,))
+        command = Command((SOLVE,), self._solve_s, place, environment, programs=(SOLVE,), layers=(solution,))
         return replace(command, healthcheck=task.healthcheck)
 
     async def _changed_by_healthcheck(self) -> frozenset[Change]:
@@ -184,7 +184,7 @@ class TaskChecker:
             argv=("/bin/sh", "-c", _LIVE, "sh", command.cwd, *command.argv),
             cwd=self._task.cwd or WORKSPACE_DIR,
             environment={**command.environment, **grader.solution_environment},
-            programs=(*command.programs, _SOLVE),
+            programs=(*command.programs, SOLVE),
             layers=(*command.layers, solution),
             timeout_s=command.timeout_s + self._solve_s,
         )
@@ -207,10 +207,10 @@ class TaskChecker:
     # ------------------------------------------------------------ the panel
 
     async def _cheated(self, found: TaskCheck, solved: Grade) -> TaskCheck:
-        outputs = _outputs(self._differences[-1])
+        outputs = outputs_of(self._differences[-1])
         scripts = policies(outputs, self._task.cwd or WORKSPACE_DIR, library=self._library is not None)
         usual_s = self._checked.duration_s or 0.0
-        limit_s = min(self._grader.timeout_s, max(_LEAST_S, _TIMES_SOLUTION * usual_s))
+        limit_s = min(self._grader.timeout_s, max(LEAST_S, TIMES_SOLUTION * usual_s))
         task = self._known(replace(self._grader, timeout_s=limit_s))
         rewards = await self._rewards(scripts, task)
         if self._no_start:
@@ -253,7 +253,7 @@ class TaskChecker:
         layers = () if self._library is None else (self._library,)
         argv = ("/bin/sh", "-c", script)
         place, environment = self._task.cwd or WORKSPACE_DIR, dict(self._task.environment)
-        return Command(argv, _POLICY_S, place, environment, layers=layers, healthcheck=self._task.healthcheck)
+        return Command(argv, POLICY_S, place, environment, layers=layers, healthcheck=self._task.healthcheck)
 
     # ------------------------------------------------------------ one try
 
@@ -273,14 +273,14 @@ class TaskChecker:
                         self._learn(await box.changes() or Difference())
                         task = self._known(self._grader)
                         self._solving = await asyncio.to_thread(_words, box, end)
-                    return await grade(task, self._spec, self._launcher, box)
+                    return await grade(task, self._spec, self._launcher, (box,))
             except RolloutError:
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
 
     async def _graded(self, task: Task) -> float | None:
-        return self._reward(await grade(task, self._spec, self._launcher, None))
+        return self._reward(await grade(task, self._spec, self._launcher))
 
     def _reward(self, graded: Grade) -> float | None:
         """None: there is none. Raises SandboxLostError where that is this machine's doing."""
@@ -340,7 +340,7 @@ def _own(difference: Difference) -> list[Change]:
     ]
 
 
-def _outputs(difference: Difference) -> list[Output]:
+def outputs_of(difference: Difference) -> list[Output]:
     files = [one for one in _own(difference) if one.kind != "removed" and not one.path.endswith("/")]
     return [Output(one.path, bool(one.mode & 0o111)) for one in files[:_MOST_OUTPUTS]]
 

@@ -41,19 +41,28 @@ _LOG_BYTES = 64 << 10
 _SHOWN_CHARS = 4000
 
 
-async def grade(task: Task, spec: SandboxSpec, launcher: Launcher, state: StatefulSandbox | None) -> Grade:
-    """Grades what is left in `state`, which is ended first; None: the untouched image. `spec`: of the task's
-    sandboxes. The task's `grader.tests` is the folder of a layer. A failure of this machine is a `fault`, too. On
-    any exit, cancellation included, the sandbox that grades is removed; `state` stays."""
+async def grade(
+    task: Task,
+    spec: SandboxSpec,
+    launcher: Launcher,
+    left: tuple[StatefulSandbox, ...] = (),
+    *,
+    copied: bool = False,
+) -> Grade:
+    """Grades what is left in these sandboxes, as of a `State`; none: the untouched image. They are ended first,
+    and their state is used up. `copied`: they have ended or stand still, and a copy is graded. `spec`: of the
+    task's. The task's `grader.tests` is the folder of a layer. A failure of this machine is a `fault`, too. On any
+    exit, cancellation included, the sandbox that grades is removed; `state` stays."""
     assert task.grader is not None
     grader, scope = task.grader, in_scope(task.grader)
     for tries_left in reversed(range(_TRIES)):
         try:
-            if state is not None:
-                await _killed(state)
+            for box in () if copied else left:
+                await _killed(box)
             async with AsyncExitStack() as stack:
-                states = await _collected(task, grader, spec, launcher, state, stack)
-                return await _graded(task, grader, scope, grading_spec(spec, grader), launcher, states)
+                states = await _collected(task, grader, spec, launcher, State(left, copied=copied), stack)
+                graded = State(states, scope.kept, scope.dropped, scope.merged, copied)
+                return await _graded(task, grader, scope, grading_spec(spec, grader), launcher, graded)
         except RolloutError as error:
             if not tries_left:
                 return Grade(fault=f"{SANDBOX_FAILED}: {error}", scope=scope.scope, kept=scope.paths)
@@ -75,12 +84,12 @@ async def _collected(
     grader: Grader,
     spec: SandboxSpec,
     launcher: Launcher,
-    state: StatefulSandbox | None,
+    left: State,
     stack: AsyncExitStack,
 ) -> tuple[StatefulSandbox, ...]:
     """The sandboxes whose states are graded, top first: one for each command that collects something, over all
     that the agent left, and the agent's. Whether a command fails is for the tests to find. Raises RolloutError."""
-    states: tuple[StatefulSandbox, ...] = () if state is None else (state,)
+    states = left.sandboxes
     for collect in grader.collect:
         command = Command(
             ("/bin/sh", "-c", collect.command),
@@ -90,7 +99,7 @@ async def _collected(
             healthcheck=task.healthcheck,
         )
         user = spec.user if collect.user is None else collect.user
-        over = State(states) if states else None
+        over = replace(left, sandboxes=states) if states else None
         box = await stack.enter_async_context(launcher.run(replace(spec, user=user, preload=()), command, over))
         await end_of(box, command)
         states = (box, *states)
@@ -100,14 +109,18 @@ async def _collected(
 def with_tests(task: Task, workspaces: Workspaces) -> Task:
     """The task, its grader's tests and what they need in folders that are layers. Blocks. Raises WorkspaceError,
     EnvironmentUnusable."""
-    if (grader := task.grader) is None:
-        return task
-    if grader.tests is not None:
-        grader = replace(grader, tests=str(workspaces.layer(Path(grader.tests), TESTS, writable=False)))
-    if grader.checked is not None and grader.checked.layer is not None:
-        needed = str(workspaces.named(grader.checked.layer))
-        grader = replace(grader, checked=replace(grader.checked, layer=needed))
-    return replace(task, grader=grader)
+
+    def laid(folder: str | None) -> str | None:
+        return None if folder is None else str(workspaces.layer(Path(folder), TESTS, writable=False))
+
+    def with_layers(grader: Grader) -> Grader:
+        grader = replace(grader, tests=laid(grader.tests), shared_tests=laid(grader.shared_tests))
+        if grader.checked is not None and grader.checked.layer is not None:
+            needed = str(workspaces.named(grader.checked.layer))
+            grader = replace(grader, checked=replace(grader.checked, layer=needed))
+        return grader
+
+    return task.with_graders(with_layers)
 
 
 def grading_spec(spec: SandboxSpec, grader: Grader) -> SandboxSpec:
@@ -124,12 +137,11 @@ async def _graded(
     scope: InScope,
     spec: SandboxSpec,
     launcher: Launcher,
-    states: tuple[StatefulSandbox, ...],
+    state: State,
 ) -> Grade:
     """Raises RolloutError."""
-    layer = State(states, scope.kept, scope.dropped, scope.merged) if states else None
     command = command_of(task, grader)
-    async with launcher.run(spec, command, layer) as box:
+    async with launcher.run(spec, command, state if state.sandboxes else None) as box:
         end = await end_of(box, command)
         cpu_s = await box.cpu_s()
         read = await asyncio.to_thread(read_grade, box, grader, end)
@@ -150,7 +162,7 @@ def command_of(task: Task, grader: Grader) -> Command:
     """What grades it, as it is run."""
     checked = grader.checked
     cwd = grader.cwd or task.cwd or WORKSPACE_DIR
-    layers = (grader.tests, None if checked is None else checked.layer)
+    layers = (grader.tests, grader.shared_tests, None if checked is None else checked.layer)
     fetched = {} if checked is None or checked.layer is None else _FETCHED
     environment: Mapping[str, str] = {**fetched, **task.environment, **grader.environment}
     common = Command(

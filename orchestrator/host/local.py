@@ -172,11 +172,14 @@ class _Slot:
         self, plan: RolloutPlan, provision: Provision, needless: SlotNeedless = nullcontext
     ) -> Attempt:
         @asynccontextmanager
-        async def graded() -> AsyncIterator[None]:
+        async def graded(goes_on: bool) -> AsyncIterator[None]:
             if self._grading is None:
                 yield
                 return
             async with self._grading:
+                if goes_on:
+                    yield
+                    return
                 self.release()
                 with needless():
                     yield

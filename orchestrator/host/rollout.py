@@ -2,28 +2,28 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from time import time
 
-from orchestrator.errors import RolloutError, SandboxLostError
+from orchestrator.errors import RolloutError
 from orchestrator.grading.grade import grade
+from orchestrator.grading.steps import of_step, total
 from orchestrator.host.base import Provision
+from orchestrator.host.endings import ending_of, unhealthy
 from orchestrator.host.resources import Resources
+from orchestrator.host.steps import Grading, Steps, demand_still
 from orchestrator.launch.base import Sandbox, StatefulSandbox
 from orchestrator.proxy.lease import Lease
-from orchestrator.rules.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
-from orchestrator.rules.waits import first_of, ran, standstill, stood_still
+from orchestrator.rules.outcome import Ending, Submission, decide
+from orchestrator.rules.waits import first_of, standstill, stood_still
 from orchestrator.types import Attempt, Difference, Ended, Output, Record, RolloutPlan, SandboxExit
 
 log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT_S = 60.0  # for sending the files a rollout left; the rollout's own clock runs no more
-HEALTHY_MARGIN_S = 60.0  # for what stands between the sandbox's own limit of a healthcheck and here
 CHANGES_LIMIT_S = 30.0  # for reading what it changed of its root
 NO_MORE = Provision()
-_DEADLINE = object()
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
 
@@ -31,7 +31,7 @@ async def run_rollout(
     plan: RolloutPlan,
     resources: Resources,
     provision: Provision = NO_MORE,
-    grading: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    grading: Grading = lambda goes_on: nullcontext(),
 ) -> Attempt:
     """Carries out one plan. Raises RolloutError, and AuthenticationError to stop the run. The sandbox is gone
     afterwards. `grading`: entered while the state is graded that the agent left."""
@@ -51,12 +51,15 @@ async def run_rollout(
             control=resources.control,
             cost_limit=resources.cost_limit,
         )
+        if plan.task.steps:
+            await demand_still(box.sandbox)
         box.server.assign(lease)
         resources.leases.add(lease)
         try:
-            unhealthy = await _unhealthy(lease, box.sandbox)
+            sick = await unhealthy(lease, box.sandbox)
             healthy_s = loop.time() - launch_start - launch_s
-            ending = unhealthy or await _ending(lease, box.sandbox)
+            steps = Steps(lease, box.sandbox, resources.launcher, grading)
+            ending = sick or await steps.all_but_last(await ending_of(lease, box.sandbox))
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
             awaited = lease.completions.awaited
             await lease.stop()  # nothing comes on record while the files are sent
@@ -92,51 +95,16 @@ async def run_rollout(
         outcome, answer = decide(ending, record, program=plan.agent.kind == "program", awaited=awaited)
         if plan.task.grader is not None and isinstance(outcome, Ended):
             assert isinstance(box.sandbox, StatefulSandbox), "with a grader there is a root to write to"
-            async with grading():
-                graded = await grade(plan.task, plan.sandbox, resources.launcher, box.sandbox)
-            record = replace(record, grade=graded)
+            graded = steps.graded
+            if not steps.ended_early:
+                task = plan.task.at(len(graded))
+                async with grading(False):
+                    last = await grade(task, plan.sandbox, resources.launcher, (box.sandbox,))
+                record = replace(record, grade=last)
+                graded += (of_step(plan.task, len(graded), last),) if plan.task.steps else ()
+            if graded:
+                record = replace(record, grade=total(plan.task, graded), step_grades=graded)
     return Attempt(plan, replace(record, answer=answer), outcome)
-
-
-async def _unhealthy(lease: Lease, sandbox: Sandbox) -> Ending | None:
-    """Waits for the task's healthcheck, before the rollout's clock and deadline run. None: it has succeeded, or
-    there is none. Else what ended the rollout: nothing of a policy's was in the sandbox."""
-    if (healthcheck := lease.plan.task.healthcheck) is None:
-        return None
-    limit_s = healthcheck.longest_s + HEALTHY_MARGIN_S
-    late = ran(limit_s, SandboxLostError(f"the healthcheck did not end within {limit_s:g} s"))
-    try:
-        ending = await first_of(lease.ended(), lease.clock.started(), standstill(), sandbox.exited(), late)
-    except RolloutError as error:
-        return error
-    return stood_still(ending) if isinstance(ending, float) else ending
-
-
-async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
-    """Waits for what ends the rollout first, and returns it."""
-    # After a standstill everything is late at once: it is named before what only seems to have ended the rollout.
-    deadline = ran(lease.plan.limits.deadline_s, _DEADLINE)
-    try:
-        ending = await first_of(lease.ended(), standstill(), sandbox.exited(), lease.clock.expired(), deadline)
-    except RolloutError as error:  # returned, not raised: what was sampled so far stays on record
-        return error
-    if ending is _DEADLINE:
-        sampling_s = lease.clock.sampling_s
-        mostly_waited = lease.turns and sampling_s > lease.clock.elapsed_s / 2
-        return DeadlineExpired(sampling_s, await lease.control.answer(lease.plan) if mostly_waited else None)
-    if isinstance(ending, float):
-        return stood_still(ending)
-    if isinstance(ending, Submission) and lease.plan.agent.kind == "program" and lease.completions.awaited:
-        return await _impatient(ending, lease)
-    return ClockExpired() if ending is None else ending
-
-
-async def _impatient(ending: Submission, lease: Lease) -> Submission:
-    """The submission of a program that ended while a completion was awaited, with the endpoint's answer to a
-    control if the endpoint may be the cause."""
-    if ending.answer is not None or not lease.turns:
-        return ending
-    return replace(ending, control=await lease.control.answer(lease.plan))
 
 
 async def _output(ending: Ending, lease: Lease, sandbox: Sandbox) -> tuple[Ending, Output | None]:

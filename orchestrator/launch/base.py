@@ -41,6 +41,10 @@ class StatefulSandbox(Sandbox, Protocol):
     async def kill(self) -> None:
         """Kills all that runs in it, and returns when nothing does. Idempotent. Raises SandboxLostError."""
 
+    def still(self) -> AbstractAsyncContextManager[None]:
+        """Within the block nothing runs in it, and its state may be that of another sandbox, as a copy. Raises
+        SandboxLostError."""
+
     def written(self) -> AbstractContextManager[int]:
         """A descriptor of the folder with what it wrote, as overlayfs keeps it. Untrusted. Raises
         SandboxLostError."""
@@ -87,18 +91,20 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What sandboxes have left of their roots, as layers of another one. They have ended, and stay until that
-    other one is removed. `sandboxes`: top first; all but the last were made over the state of the last.
+    """What sandboxes have left of their roots, as layers of another one. They have ended, or stand still, and stay
+    so until that other one is removed. `sandboxes`: top first; all but the last were made over the state of the
+    last.
 
     `kept`: absolute paths, none of which lies in another one; None: all. `dropped`: a pattern of paths that are
     not kept all the same, matched at their beginning; those of folders end with `/`. `merged`: a pattern of
-    folders that hide nothing of what lies below them. Empty: none.
+    folders that hide nothing of what lies below them. Empty: none. `copied`: the sandboxes keep what they have.
     """
 
     sandboxes: tuple[StatefulSandbox, ...]
     kept: tuple[str, ...] | None = None
     dropped: str = ""
     merged: str = ""
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,10 @@ class Budgets:
         if steps >= most:
             raise LimitReached("max_steps", f"{most} steps" + f" of {ask.agent}" * bool(ask.agent))
 
+    def next_step(self) -> None:
+        """Another instruction, with action steps of its own."""
+        self._steps = 0
+
     def too_long(self, chars: int) -> LimitReached:
         """The error for a prompt so long that its tokens need not be counted."""
         limit = self._plan.limits.max_token_length

@@ -54,6 +54,11 @@ class OwnClock:
             self._begun.set()
             self._changed.set()
 
+    def renew(self, limit_s: float) -> None:
+        """From now on the sandbox has so much time."""
+        self._limit_s = self.own_s + limit_s
+        self._changed.set()
+
     async def started(self) -> None:
         """Waits for the start."""
         await self._begun.wait()

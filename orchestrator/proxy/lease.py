@@ -6,6 +6,7 @@ The steps that the sandbox reports are kept separately.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from orchestrator.rules.redact import redact
 from orchestrator.rules.text import objects_in
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
-from orchestrator.types import AgentSpec, RequestNotes, RolloutPlan, Step, ToolCall, Tools, Turn
+from orchestrator.types import AgentSpec, RequestNotes, RolloutPlan, Step, TaskStep, ToolCall, Tools, Turn
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +58,18 @@ class Lease:
         """`cpu_s` returns the CPU seconds of the sandbox so far, None if unknown. `control`: the run's; None: the
         lease gets its own. `cost_limit`: the run's; None: completions may cost what they do."""
         self.plan = plan
+        self._step = 1  # of the task, which is under way
         self.tools = tools
         self.equipment = equipment or Equipment()
         self.output = OutputIntake(output, plan.rollout_id)
-        self.clock = OwnClock(plan.limits.rollout_timeout_s)
+        self.clock = OwnClock(self._timeout_s)
         self.tool_calls: list[ToolCall] = []
         self.steps: list[Step] = []
         self.control = control or EndpointControl(completer, tokenizer)
-        self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
+        self._end = _End(asyncio.get_running_loop().create_future())
+        # What follows the step that has ended; None: none has, or it was the last.
+        self._following: asyncio.Future[TaskStep | None] | None = None
+        self.healthy = asyncio.Event()  # what comes before the step has succeeded
         self._budgets = Budgets(plan, cpu_s)
         self.completions = Completions(
             plan,
@@ -75,7 +80,7 @@ class Lease:
             team=_team_tools(plan.agent, tools, self.equipment),
             control=self.control,
             cost_limit=cost_limit,
-            end=partial(_refuse, self._ended),  # not a method: no circle that only a garbage collection ends
+            end=partial(_refuse, self._end),  # not a method: no circle that only a garbage collection ends
         )
         self._tool_replies: NumberedCalls[ToolReply] = NumberedCalls()
         self._step_chars = 0
@@ -90,7 +95,7 @@ class Lease:
     @property
     def live(self) -> bool:
         """Whether calls are still served."""
-        return not self._ended.done()
+        return not self._end.future.done()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -105,9 +110,21 @@ class Lease:
         names = ["messages[].name"] if self.completions.turns.names_unused else []
         return RequestNotes(tuple(dict.fromkeys([*self._unused_fields, *names])), tuple(self._refusals))
 
+    @property
+    def _timeout_s(self) -> float:
+        """The agent's own time for the step under way."""
+        steps = self.plan.task.steps
+        own_s = steps[self._step - 1].timeout_s if steps else None
+        return self.plan.limits.rollout_timeout_s if own_s is None else own_s
+
+    @property
+    def deadline_s(self) -> float:
+        """Of the step under way, from when it began."""
+        return min(self.plan.limits.deadline_s, self._timeout_s if self.plan.task.steps else math.inf)
+
     async def ended(self) -> Submission | Refused:
         """Waits for a result, or for the refusal that ended the lease."""
-        return await asyncio.shield(self._ended)
+        return await asyncio.shield(self._end.future)
 
     async def stop(self) -> None:
         """Cancels what is being sampled, and calls of tools: after a result nobody reads them. Idempotent."""
@@ -116,8 +133,9 @@ class Lease:
 
     async def aclose(self) -> None:
         """Ends the lease and stops it. Idempotent."""
-        if not self._ended.done():
-            self._ended.cancel()
+        if not self._end.future.done():
+            self._end.future.cancel()
+        self.finish()
         await self.stop()
         await self.output.discard()
 
@@ -197,23 +215,60 @@ class Lease:
 
     # ------------------------------------------------------------ result
 
-    def submit(self, submission: Submission) -> None:
-        """Ends the lease with the sandbox' result. Raises ProtocolError if the lease has ended."""
-        if not self.live:
+    async def submit(self, submission: Submission) -> TaskStep | None:
+        """Ends the lease with the sandbox' result, or a step: then it waits for `go_on`, and returns the next
+        step. A repetition waits for the same. Raises ProtocolError for another step than the one under way."""
+        if self._following is None and submission.step == self._step - 1:
+            return self.plan.task.steps[submission.step]
+        if submission.step != self._step:
+            raise ProtocolError(f"a result of step {submission.step}, and step {self._step} is under way")
+        if self.live:
+            for step in submission.steps:
+                self.record_step(step)
+            self._note(submission.requests)
+            if self._step < len(self.plan.task.steps) and submission.ends_step:
+                self._following = asyncio.get_running_loop().create_future()
+            self._end.future.set_result(submission)
+        elif self._following is None:
             raise ProtocolError("the episode has ended already")
-        for step in submission.steps:
-            self.record_step(step)
-        self._note(submission.requests)
-        self._ended.set_result(submission)
+        return None if self._following is None else await asyncio.shield(self._following)
+
+    def has_ended_step(self, number: int) -> bool:
+        """Whether this step's result was taken and was not the last: its sender may ask again what follows."""
+        return number == (self._step - 1 if self._following is None else self._step)
+
+    def go_on(self, following: TaskStep) -> None:
+        """The step that the sandbox is to carry out now, in place of the one that it ended."""
+        assert not self.live
+        self.healthy.clear()
+        self._budgets.next_step()
+        self._end.future = asyncio.get_running_loop().create_future()
+        ended, self._following = self._following, None
+        self._step += 1
+        self.clock.renew(self._timeout_s)
+        if ended is not None and not ended.done():
+            ended.set_result(following)
+
+    def finish(self) -> None:
+        """No step follows the one that has ended. Idempotent."""
+        if self._following is not None and not self._following.done():
+            self._following.set_result(None)
 
     def refuse(self, name: str, detail: str) -> str:
         """Ends the lease with the outcome `name`, and returns `name`."""
-        return _refuse(self._ended, name, detail)
+        return _refuse(self._end, name, detail)
 
 
-def _refuse(ended: asyncio.Future[Submission | Refused], name: str, detail: str) -> str:
-    if not ended.done():
-        ended.set_result(Refused(name, detail))
+class _End:
+    """Of the lease, or of the step under way."""
+
+    def __init__(self, future: asyncio.Future[Submission | Refused]) -> None:
+        self.future = future
+
+
+def _refuse(end: _End, name: str, detail: str) -> str:
+    if not end.future.done():
+        end.future.set_result(Refused(name, detail))
     return name
 
 

@@ -20,6 +20,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
+from orchestrator.proxy.instructions import needs_setup, result_response
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.numbered_calls import SequenceError
 from orchestrator.proxy.pace import CALLS_PER_S, Pace
@@ -108,11 +109,13 @@ class SandboxService(grpc.GenericRpcHandler):
                 lease.refuse("bad_task", f"attachment {attachment.name!r} cannot be read: {error.strerror}")
                 await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "the task cannot be sent")
         yield pb.ParkResponse(start=pb.Start())
-        if task.healthcheck is None:
+        if task.healthcheck is None and not (task.steps and needs_setup(task.steps[0])):
             lease.clock.start()
 
     async def ReportHealthy(self, request: bytes, context: Context) -> pb.ReportHealthyResponse:
-        (await self._lease(context, len(request))).clock.start()
+        lease = await self._lease(context, len(request))
+        lease.clock.start()
+        lease.healthy.set()
         return pb.ReportHealthyResponse()
 
     async def Complete(self, request: bytes, context: Context) -> pb.CompleteResponse:
@@ -157,10 +160,13 @@ class SandboxService(grpc.GenericRpcHandler):
         return pb.SendOutputResponse()
 
     async def SubmitResult(self, request: bytes, context: Context) -> pb.SubmitResultResponse:
-        lease = await self._lease(context, 0)  # a result has its own limit of bytes
+        lease = await self._lease(context, 0, ended=True)  # a result has its own limit of bytes
         async with _Refusing(context):
-            lease.submit(wire.submission(request))
-        return pb.SubmitResultResponse()
+            submission = wire.submission(request)
+            if not (lease.live or lease.has_ended_step(submission.step)):
+                await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "no live lease")
+            return result_response(await lease.submit(submission))
+        raise AssertionError("unreachable: abort raises")
 
     async def _lease(self, context: Context, size: int, *, ended: bool = False) -> Lease:
         """The lease of this socket, which pays for a request of `size` bytes; or FAILED_PRECONDITION.

@@ -1,7 +1,6 @@
 """Converts between protobuf messages and our types, in pairs of functions. Invalid input is refused here."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from orchestrator.agents.equipment import Equipment, SandboxTool
 from orchestrator.calls.parsed import MAX_DEPTH, is_deeper
 from orchestrator.errors import ProtocolError
+from orchestrator.proxy.instructions import duration, healthcheck, needs_setup, said, setup
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.proxy.protobuf import TooMany, read
 from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, Reply, ToolReply
@@ -25,7 +25,6 @@ from orchestrator.types import (
     Call,
     CompletionKind,
     Confinement,
-    Healthcheck,
     Message,
     Mount,
     RequestNotes,
@@ -36,7 +35,7 @@ from orchestrator.types import (
     Wishes,
 )
 
-CONTRACT = 9
+CONTRACT = 10
 MAX_OUTPUT_PIECE_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
@@ -135,7 +134,7 @@ def assignment(
         attachments=[pb.AttachmentFile(name=a.name, size_bytes=a.size_bytes) for a in task.attachments],
         agent=pb.AgentSettings(
             max_steps=agent.max_steps,
-            step_timeout=_duration(agent.step_timeout_s),
+            step_timeout=duration(agent.step_timeout_s),
             planning_interval=agent.planning_interval or 0,
             code_tag_open=agent.code_tags[0],
             code_tag_close=agent.code_tags[1],
@@ -168,20 +167,11 @@ def assignment(
         program=[pb.ProgramFile(path=file.path, content=file.content) for file in equipment.program],
         working_directory=task.cwd or "",
         environment=task.environment,
-        healthcheck=None if task.healthcheck is None else _healthcheck(task.healthcheck),
+        healthcheck=None if task.healthcheck is None else healthcheck(task.healthcheck),
+        context=[said(message) for message in task.context],
+        steps=len(task.steps),
+        setup=setup(task.steps[0]) if task.steps and needs_setup(task.steps[0]) else None,
         output=None if output is None else pb.OutputLimits(max_files=output.max_files, max_bytes=output.max_bytes),
-    )
-
-
-def _healthcheck(healthcheck: Healthcheck) -> pb.Healthcheck:
-    return pb.Healthcheck(
-        command=healthcheck.command,
-        interval=_duration(healthcheck.interval_s),
-        timeout=_duration(healthcheck.timeout_s),
-        start_period=_duration(healthcheck.start_period_s),
-        start_interval=_duration(healthcheck.start_interval_s),
-        retries=healthcheck.retries,
-        as_root=healthcheck.as_root,
     )
 
 
@@ -438,12 +428,8 @@ def submission(data: bytes) -> Submission:
         detail=request.detail[:MAX_DETAIL_CHARS],
         steps=tuple(map(_step, request.steps)),
         requests=_notes(request.notes),
+        step=max(1, request.step),
     )
-
-
-def _duration(seconds: float) -> Duration:
-    floor = math.floor(seconds)
-    return Duration(seconds=floor, nanos=int((seconds - floor) * 1e9))
 
 
 def _seconds(duration: Duration) -> float:

@@ -27,6 +27,11 @@ def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
         "steps": [_step(s) for s in objects(line.get("steps"))],
         "changes": _changes(line.get("changes")),
         "grade": _grade(line.get("grade")),
+        "step_grades": [
+            {"name": text(one.get("name"), 200), "grade": grade}
+            for one in objects(line.get("step_grades"))
+            if (grade := _grade(one.get("grade"))) is not None
+        ],
     }
 
 

@@ -153,7 +153,7 @@ async function rolloutView(rollout) {
     return [...page, el("p", "warning box", missingNote(rollout))];
   }
   for (const note of details.notes) page.push(el("p", "warning box", shown(note)));
-  return [...page, tokenPanel(details.tokens), ...gradePanel(details.grade), ...changesPanel(details.changes), toggles(), stepsOf(details, rollout)];
+  return [...page, tokenPanel(details.tokens), ...gradePanel(details.grade), ...details.step_grades.flatMap((step) => gradePanel(step.grade, `How step ${step.name} was graded`)), ...changesPanel(details.changes), toggles(), stepsOf(details, rollout)];
 }
 
 // As a word for a POSIX shell.
@@ -164,12 +164,12 @@ function quoted(word) {
 // What the task's grader found in the state that the agent left.
 const SCOPES = { declared: "what the task declares", solution: "the folders of its solution", whole: "all but what could take the tests over" };
 
-function gradePanel(grade) {
+function gradePanel(grade, title = "How it was graded") {
   if (grade === null) return [];
   const passed = grade.tests.filter((test) => test.outcome === "passed").length;
   const told = grade.fault ? "no reward" : Object.entries(grade.rewards).map(([name, value]) => `${name} ${score(value)}`).join(", ");
   const tests = grade.tests.length ? `, ${passed} of ${counted(grade.tests.length, "test")} passed` : "";
-  return [folded(["How it was graded", el("small", "", told + tests)], "panel wide grade", () => el("div", "",
+  return [folded([shown(title), el("small", "", told + tests)], "panel wide grade", () => el("div", "",
     grade.fault ? el("p", "warning box", shown(grade.fault)) : null,
     ...grade.flags.map((flag) => el("p", "warning box", shown(flag))),
     el("p", "none", shown(`${SCOPES[grade.scope] || grade.scope}: ${grade.kept.join(", ")}; ${grade.source || "no reward file"}; `

@@ -73,6 +73,13 @@ class Submission:
     steps: tuple[Step, ...] = ()
     control: ControlAnswer | None = None
     requests: RequestNotes = field(default_factory=RequestNotes)
+    step: int = 1  # of the task, which it ends
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the agent has done what it could for this step, and is there for the next one."""
+        over = self.reason in ("final_answer", "max_steps", "no_answer")
+        return over and (self.control is None or self.control.served)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ def plan_group(
     task's own limits where it has any.
     """
     own_agent = _with_own(agent, task, _OF_AGENT)
-    own_limits = _with_own(limits(own_agent), task, _OF_LIMITS)
+    all_steps = replace(own_agent, max_steps=own_agent.max_steps * max(1, len(task.steps)))  # each has as many
+    own_limits = _with_own(limits(all_steps), task, _OF_LIMITS)
     common = sampling(own_limits)
     return tuple(
         RolloutPlan(

@@ -47,6 +47,7 @@ from orchestrator.types import (
     SandboxSpec,
     Score,
     Step,
+    StepGrade,
     TokenSource,
     ToolCall,
     Tools,
@@ -200,6 +201,7 @@ class AttemptLine(HeadLine):
     output: NotRequired[OutputLine | None]
     changes: NotRequired[Difference | None]
     grade: NotRequired[Grade | None]
+    step_grades: NotRequired[tuple[StepGrade, ...]]
     notes: tuple[str, ...]
     unused_fields: NotRequired[tuple[str, ...]]
     refused_requests: NotRequired[tuple[str, ...]]
@@ -363,6 +365,7 @@ def recorded_line(attempt: RecordedAttempt) -> dict[str, Any]:
         "steps": [asdict(step) for step in record.steps],
         "output": _output_line(record.output) if record.output else None,
         **{name: asdict(value) for name in _WHERE_KNOWN if (value := getattr(record, name)) is not None},
+        **({"step_grades": [asdict(one) for one in record.step_grades]} if record.step_grades else {}),
         "unused_fields": list(record.requests.unused_fields),
         "refused_requests": list(record.requests.refusals),
     }
@@ -381,7 +384,7 @@ def read_attempt(text: bytes) -> RecordedAttempt:
     ungraded, name, reason = line.get("ungraded"), line["outcome"], line["reason"]
     _demand_plan(line["plan"])
     record = Record(
-        **_present(line, (*_OF_RECORD, "tool_calls", "steps", *_WHERE_KNOWN)),
+        **_present(line, (*_OF_RECORD, "tool_calls", "steps", "step_grades", *_WHERE_KNOWN)),
         turns=tuple(_turns(line["completions"], line.get("tools", ()))),
         sandbox_id=line["sandbox"]["id"],
         exit=line["sandbox"]["exit"],

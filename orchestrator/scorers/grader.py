@@ -24,7 +24,12 @@ class GraderScorer:
         grade = record.grade
         if grade is None:
             raise ScorerError("what the agent left was not graded")
-        return Score(self.reward(grade), dict(grade.rewards))
+        steps = {
+            f"step {step.name}: {name}": value
+            for step in record.step_grades
+            for name, value in step.grade.rewards.items()
+        }
+        return Score(self.reward(grade), {**grade.rewards, **steps})
 
     def reward(self, grade: Grade) -> float:
         """The one that is the score. Raises ScorerError."""

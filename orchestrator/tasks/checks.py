@@ -99,7 +99,8 @@ def with_checked(task: Task, checks: Mapping[str, TaskCheck]) -> Task:
     check = check_of(task, checks)
     if task.grader is None or check is None:
         return task
-    return replace(task, grader=replace(task.grader, checked=check.checked))
+    known = iter(check.steps or (check.checked,))
+    return task.with_graders(lambda grader: replace(grader, checked=next(known, None)))
 
 
 def only_checked(source: Source, file: Path | None) -> Source:
@@ -161,10 +162,13 @@ def _replace(file: Path, text: str) -> None:
 
 def _demand(check: TaskCheck) -> TaskCheck:
     """Raises ValueError, BadRow."""
-    checked = check.checked
-    for path in (*(checked.scope or ()), *checked.takeovers):
-        absolute(path, "a path")
-    layers = (checked.layer, None if check.dry_run is None else check.dry_run.layer)
+    for checked in (check.checked, *check.steps):
+        for path in (*(checked.scope or ()), *checked.takeovers):
+            absolute(path, "a path")
+    layers = (
+        *(one.layer for one in (check.checked, *check.steps)),
+        None if check.dry_run is None else check.dry_run.layer,
+    )
     if any(layer is not None and not _LAYER.fullmatch(layer) for layer in layers):
         raise ValueError("the name of a layer is no digest")
     return check

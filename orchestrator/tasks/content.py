@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.types import Task
+from orchestrator.types import Grader, Task
 
 _PIECE_BYTES = 1 << 20
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -16,13 +16,17 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 def content_of(task: Task) -> str:
     """The same wherever the files lie. Blocks. Raises OSError."""
-    grader = task.grader
-    assert grader is not None, "a task without a grader is not checked"
-    folders = [_folder_of(task.dockerfile), task.workspace, grader.tests, grader.solution]
-    folders += [_folder_of(grader.dockerfile)]
-    bare = replace(grader, tests=None, solution=None, dockerfile=_image_of(grader.dockerfile), checked=None)
-    own = replace(task, dockerfile=_image_of(task.dockerfile), workspace=None, grader=bare)
+    assert task.graders, "a task without a grader is not checked"
+    folders = [_folder_of(task.dockerfile), task.workspace]
+    for grader in task.graders:
+        shared = [grader.shared_tests] if grader.shared_tests is not None else []
+        folders += [grader.tests, grader.solution, *shared, _folder_of(grader.dockerfile)]
+    own = replace(task.with_graders(_bare), dockerfile=_image_of(task.dockerfile), workspace=None)
     row = asdict(replace(own, attachments=(), source="", notes=()))
+    if not task.steps:  # as it was before there were any: what was checked then, counts
+        row = {name: row[name] for name in row if name not in ("steps", "steps_reward")}
+        del row["grader"]["shared_tests"]
+    row = row if task.context else {name: row[name] for name in row if name != "context"}
     files = [(one.name, one.size_bytes) for one in task.attachments]
     digest = hashlib.sha256(json.dumps([row, files], sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
     for folder in folders:
@@ -30,6 +34,11 @@ def content_of(task: Task) -> str:
         if folder is not None:
             _feed(Path(folder), digest)
     return digest.hexdigest()
+
+
+def _bare(grader: Grader) -> Grader:
+    image = _image_of(grader.dockerfile)
+    return replace(grader, tests=None, shared_tests=None, solution=None, dockerfile=image, checked=None)
 
 
 def _folder_of(dockerfile: str | None) -> str | None:

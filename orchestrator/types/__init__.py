@@ -12,6 +12,7 @@ from orchestrator.types.grading import (
     Grader,
     GraderKind,
     Scope,
+    StepGrade,
     TaskCheck,
     TestOutcome,
     TestResult,
@@ -54,7 +55,7 @@ from orchestrator.types.plans import (
     Split,
 )
 from orchestrator.types.record import Output, OutputFile, Record, RequestNotes, Step, ToolCall
-from orchestrator.types.tasks import Attachment, BadTask, Task
+from orchestrator.types.tasks import Attachment, BadTask, ContextMessage, Task, TaskFile, TaskStep
 
 __all__ = [
     "MAX_PARALLEL_COMPLETIONS",
@@ -75,6 +76,7 @@ __all__ = [
     "Completion",
     "CompletionKind",
     "Confinement",
+    "ContextMessage",
     "Difference",
     "DryRun",
     "Ended",
@@ -110,8 +112,11 @@ __all__ = [
     "ServerType",
     "Split",
     "Step",
+    "StepGrade",
     "Task",
     "TaskCheck",
+    "TaskFile",
+    "TaskStep",
     "TestOutcome",
     "TestResult",
     "TokenSource",

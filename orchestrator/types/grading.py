@@ -56,17 +56,19 @@ class Grader:
     """What grades a task's end state, in a sandbox of its own. Nothing of it reaches the agent's sandbox.
 
     `tests`, `solution`: absolute paths of folders of this machine, which lie at /tests while it grades (None: its
-    image has them), and at /solution where the task's own solution is tried. `command`: of `command`, what is run;
-    of `io`, the agent's program. `image`, `dockerfile`: as a Task's, of a grader that has one of its own; None:
-    the task's. `declared`: absolute paths of the agent's state that are graded, without others; None: the task
-    does not say it. `named`: paths that the task names as the agent's work, although its tests see all; they are
-    graded without others if the task's own solution is known to need no more. `user`, `cwd`, `environment`: of its
-    processes; None: the task's; an empty `cwd`: its image's. `healthcheck`: what is run first in its sandbox too;
-    whether it succeeds is for the tests to find. `checked`: what is known of it; None: nothing.
+    image has them), and at /solution where the task's own solution is tried. `shared_tests`: as `tests`, below
+    them: a folder of all steps of a task. `command`: of `command`, what is run; of `io`, the agent's program.
+    `image`, `dockerfile`: as a Task's, of a grader that has one of its own; None: the task's. `declared`: absolute
+    paths of the agent's state that are graded, without others; None: the task does not say it. `named`: paths that
+    the task names as the agent's work, although its tests see all; they are graded without others if the task's
+    own solution is known to need no more. `user`, `cwd`, `environment`: of its processes; None: the task's; an
+    empty `cwd`: its image's. `healthcheck`: what is run first in its sandbox too; whether it succeeds is for the
+    tests to find. `checked`: what is known of it; None: nothing.
     """
 
     kind: GraderKind
     tests: str | None = None
+    shared_tests: str | None = None
     command: tuple[str, ...] = ()
     cases: tuple[Case, ...] = ()
     timeout_s: float = 600.0
@@ -106,7 +108,8 @@ class TaskCheck:
 
     `no_op`, `solution`: the reward of each try; None: there was none, which was nobody's doing. `live`: that of
     the solution where the tests ran beside what it left running; None: not tried. `panel`: by the cheating policy.
-    `delivered`: of delivered programs that write the reward when they are run; None: there were none.
+    `delivered`: of delivered programs that write the reward when they are run; None: there were none. `steps`:
+    what was seen of each step's grader, where the task has several; `checked` is of the first then.
     """
 
     content: str
@@ -121,6 +124,7 @@ class TaskCheck:
     runs_delivered: bool = False
     dry_run: DryRun | None = None
     duration_s: float = 0.0
+    steps: tuple[Checked, ...] = ()
 
     @property
     def floor(self) -> float:
@@ -166,3 +170,11 @@ class Grade:
     stderr: str = ""
     duration_s: float = 0.0
     cpu_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepGrade:
+    """What the grader of one step of a task found."""
+
+    name: str
+    grade: Grade

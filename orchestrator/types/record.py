@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.types.completions import Turn
 from orchestrator.types.confinement import SandboxExit
 from orchestrator.types.differences import Difference
-from orchestrator.types.grading import Grade
+from orchestrator.types.grading import Grade, StepGrade
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class Record:
     requests: RequestNotes = RequestNotes()
     output: Output | None = None  # None: no files were asked for, or none were received
     grade: Grade | None = None  # None: its task has no grader, or it ended in a way that is not scored
+    step_grades: tuple[StepGrade, ...] = ()  # of a task with steps, those that were graded; `grade` is of all
     changes: Difference | None = None  # None: the root was read-only, or it is not known (then a note says why)
     node: str = ""  # of a cluster; empty: the orchestrator's own machine
 

@@ -1,12 +1,13 @@
 """A problem and what grades it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.types.grading import Grader
 from orchestrator.types.healthcheck import Healthcheck
+from orchestrator.types.messages import Call, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,46 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextMessage:
+    """A message of a conversation that came before the question. `calls`: the tools that an assistant called,
+    besides what it said. `call_id`: the call that a tool's result answers."""
+
+    role: Role
+    content: str
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """A file of a step. `path`: relative, of safe components."""
+
+    path: str
+    content: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStep:
+    """One of the instructions that a task gives one after the other, in one sandbox and one conversation.
+
+    `grader`: of what the agent has left when the step has ended. `least`: rewards that it has to reach, by name;
+    else the task ends with it. `files` are laid into the working directory before the step; `setup`: a command
+    that is run then, once; `healthcheck`: what has to succeed after it. `timeout_s`: the agent's time for it;
+    None: the rollout's.
+    """
+
+    name: str
+    question: str
+    grader: Grader
+    least: Mapping[str, float] = field(default_factory=dict)
+    files: tuple[TaskFile, ...] = ()
+    setup: Healthcheck | None = None
+    healthcheck: Healthcheck | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A problem and what grades it. `answer`, `other_answers` (as right as that one) and `metadata` never reach a
     sandbox. `dockerfile`: what `image` is made of, the absolute path of a Dockerfile, with its folder; or `FROM`
@@ -28,8 +69,10 @@ class Task:
     layer of the sandbox. `root`: the sandbox's, in place of the run's. `cwd`, `environment`: working directory
     (empty: the image's) and variables of the agent's processes. `user`: whom these run as; needs a writable root.
     `cpus`, `memory_bytes`, `storage_bytes`: of the sandbox, in place of the run's. `grader`: of what the agent
-    leaves. `healthcheck`: what has to succeed before the agent begins. `notes`: what the record
-    of each of its rollouts is to say.
+    leaves. `healthcheck`: what has to succeed before the agent begins. `context`: a conversation that came before
+    the question; it is never trained on. `steps`: where it gives several instructions, all of them: `question` and
+    `grader` are the first one's. `steps_reward`: of which of their rewards its own is made. `notes`: what the
+    record of each of its rollouts is to say.
     """
 
     task_id: str
@@ -55,6 +98,29 @@ class Task:
     grader: Grader | None = None
     notes: tuple[str, ...] = ()
     healthcheck: Healthcheck | None = None
+    context: tuple[ContextMessage, ...] = ()
+    steps: tuple[TaskStep, ...] = ()
+    steps_reward: Literal["mean", "final"] = "mean"
+
+    def at(self, step: int) -> "Task":
+        """The task as it is in one of its steps, counted from 0."""
+        if not self.steps:
+            return self
+        return replace(self, question=self.steps[step].question, grader=self.steps[step].grader)
+
+    @property
+    def graders(self) -> tuple[Grader, ...]:
+        """One for each step; none: what the agent leaves is not graded."""
+        if self.steps:
+            return tuple(step.grader for step in self.steps)
+        return () if self.grader is None else (self.grader,)
+
+    def with_graders(self, change: Callable[[Grader], Grader]) -> "Task":
+        """The task with each of its graders changed."""
+        if not self.steps:
+            return self if self.grader is None else replace(self, grader=change(self.grader))
+        steps = tuple(replace(step, grader=change(step.grader)) for step in self.steps)
+        return replace(self, steps=steps, grader=steps[0].grader)
 
     @property
     def has_own_sandbox(self) -> bool:

@@ -168,7 +168,7 @@ class Supervisor:
         os.close(writable)
 
     def _check(self, assignment: pb.Assignment) -> None:
-        """Has the healthcheck run. The worker waits meanwhile, and no model-written code has run yet."""
+        """Has a healthcheck run. The worker waits meanwhile."""
         readable, writable = os.pipe()
         self._fork(lambda: self._be_checker(assignment, writable))
         self._control.announce_check(readable)

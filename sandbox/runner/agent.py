@@ -3,7 +3,7 @@
 import functools
 import json
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from smolagents.utils import AgentError
 
 from sandbox.boot.compiled import remembered
 from sandbox.errors import StepsUsedUp
+from sandbox.runner.context import before
 from sandbox.runner.executor import WorkerExecutor
 from sandbox.runner.model import Complete, OrchestratorModel
 from sandbox.runner.tool_calling import DATA_PROMPT, CalledTool, called_tools
 from sandbox.runner.wire import agent_kind
-from sandbox.types import AgentKind, AgentSettings, Assignment, StepReport, ToolSpec
+from sandbox.types import AgentKind, AgentSettings, Assignment, Call, Message, StepReport, ToolSpec
 from sandbox.worker.tools import FILE_TOOLS
 
 OnStep = Callable[[StepReport], None]
@@ -162,6 +163,28 @@ class _Log(AgentLogger):
         self.log("New run" + f" - {title}" * bool(title), content, subtitle, level=level)
 
 
+class _Before(MemoryStep):
+    """What was said before the first task."""
+
+    def __init__(self, context: Sequence[Message], *, calls_as_data: bool) -> None:
+        self._talk = before(context, None if calls_as_data else _action)
+
+    def to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:
+        calls = {call.id: call for message in self._talk for call in message.calls}
+        roles = {"user": MessageRole.USER, "assistant": MessageRole.ASSISTANT, "tool": MessageRole.TOOL_RESPONSE}
+        return [
+            ChatMessage(
+                roles[one.role], one.content, raw=(calls[one.call_id],) if one.call_id else one.calls or None
+            )
+            for one in self._talk
+        ]
+
+
+def _action(call: Call) -> str:
+    """As smolagents' prompts have calls in the text."""
+    return f'Action:\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}'
+
+
 def build_agent(
     assignment: Assignment, complete: Complete, new_executor: NewExecutor, on_step: OnStep
 ) -> tuple[MultiStepAgent, WorkerExecutor]:
@@ -210,6 +233,8 @@ def build_agent(
         planning_interval=settings.planning_interval,
         managed_agents=managed,
     )
+    if assignment.context:
+        agent.memory.steps.append(_Before(assignment.context, calls_as_data=settings.calls_as_data))
     executor.team = {agent.name: agent for agent in managed}
     return agent, executor
 

@@ -29,6 +29,7 @@ from sandbox.types import (
     Completion,
     Kind,
     Message,
+    NextStep,
     Request,
     Result,
     StepReport,
@@ -193,11 +194,13 @@ class Client:
         except grpc.RpcError as error:
             print(f"the output was not taken: {_reason(error)}", file=sys.stderr, flush=True)
 
-    def submit(self, result: Result, duration_s: float) -> None:
-        """Ends the episode. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
-        request = wire.result_request(result, duration_s)
+    def submit(self, result: Result, duration_s: float, step: int = 1, *, last: bool = True) -> NextStep | None:
+        """Ends a step, and returns the next one; None: the episode has ended. Raises LeaseEnded, ChannelLost,
+        EpisodeCrashed. `last`: of the task's. Another one is graded first, and all in the sandbox stands still."""
+        request = wire.result_request(result, duration_s, step)
         request.steps.extend(self._ended_steps())
-        self._call(lambda: self._stub.SubmitResult(request, timeout=SUBMIT_LIMIT_S))
+        limit_s = SUBMIT_LIMIT_S if last else None
+        return wire.next_step(self._call(lambda: self._stub.SubmitResult(request, timeout=limit_s)))
 
     def _call(self, attempt: Callable[[], R]) -> R:
         unavailable_since: float | None = None

@@ -5,13 +5,9 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
-from pathlib import Path, PurePosixPath
-
-from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox.errors import (
     ClientGone,
@@ -24,6 +20,7 @@ from sandbox.errors import (
     WorkerMisbehaved,
 )
 from sandbox.runner.endpoint.server import Ask, ProgramEndpoint
+from sandbox.runner.placed import placed
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
 from sandbox.types import Assignment, Completion, Request, Result, StepReport, StopReason
@@ -51,72 +48,66 @@ def preload(link: WorkerLink, modules: tuple[str, ...]) -> ProgramEndpoint:
     return endpoint
 
 
-def run_program_agent(
-    assignment: Assignment,
-    task: str,
-    link: WorkerLink,
-    complete: Ask,
-    *,
-    on_step: Callable[[StepReport], None],
-    memory_kills: Callable[[], int | None],
-    endpoint: ProgramEndpoint | None = None,
-) -> Result:
-    """Runs the program to its end. `endpoint`: the one that `preload` returned. Raises EpisodeEnd."""
-    endpoint = endpoint or ProgramEndpoint()
-    endpoint.context_tokens = assignment.agent.max_token_length
-    program = _place(assignment.program)
-    try:
-        link.settle()
-    except WorkerLost as lost:
-        raise EpisodeCrashed(f"a fresh code worker cannot be used: {lost}") from lost
-    link.limit_output(assignment.agent.max_output_chars)
-    killed_before = memory_kills()
-    bell, ring = os.pipe()
-    ends: list[EpisodeEnd] = []
-    steps = _Steps(complete, on_step)
+class ProgramAgent:
+    """Runs the program once for each instruction, in one worker. `endpoint`: the one that `preload` returned."""
 
-    def ended(end: EpisodeEnd) -> None:
-        ends.append(end)
-        os.write(ring, b"!")
+    def __init__(
+        self,
+        assignment: Assignment,
+        link: WorkerLink,
+        complete: Ask,
+        *,
+        on_step: Callable[[StepReport], None],
+        memory_kills: Callable[[], int | None],
+        endpoint: ProgramEndpoint | None = None,
+    ) -> None:
+        self._assignment, self._link, self._memory_kills = assignment, link, memory_kills
+        self._steps = _Steps(complete, on_step)
+        self._endpoint = endpoint
+        self._lost = False  # the worker is
 
-    with endpoint.serving(steps.ask, ended, parallel=assignment.agent.max_parallel_completions):
+    def solve(self, task: str) -> Result:
+        """Runs it to its end. Raises EpisodeEnd."""
+        settings, link = self._assignment.agent, self._link
+        endpoint, self._endpoint = self._endpoint or ProgramEndpoint(), None
+        endpoint.context_tokens = settings.max_token_length
+        program = placed(self._assignment.program, "program-")
+        if self._lost:
+            link.replace()
         try:
-            status, answer, errors = _run(link, str(program), task, endpoint.environment, bell)
-        except Interrupted:
-            raise ends[0] from None
+            link.settle()
         except WorkerLost as lost:
-            status, answer, errors = (lost.status if isinstance(lost, WorkerDied) else 1), None, ""
-        finally:
-            shutil.rmtree(program, ignore_errors=True)  # it is nothing that the agent changed of its root
-    link.drain_output()
-    printed = link.take_output()
-    steps.tell(printed, status)
-    short_of_memory = status == -signal.SIGKILL and memory_kills() != killed_before
-    how = "was killed for memory" if short_of_memory else f"ended with exit code {status}"
-    detail = _detail(f"the program {how}", endpoint.notes.refusals, errors if errors.strip() else printed)
-    if answer is not None:
-        text = answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS]
-        return Result("final_answer", text, detail, endpoint.notes.take())
-    reason: StopReason = "out_of_memory" if short_of_memory else "no_answer"
-    return Result(reason, detail=detail, notes=endpoint.notes.take())
+            raise EpisodeCrashed(f"a fresh code worker cannot be used: {lost}") from lost
+        link.limit_output(settings.max_output_chars)
+        killed_before = self._memory_kills()
+        bell, ring = os.pipe()
+        ends: list[EpisodeEnd] = []
 
+        def ended(end: EpisodeEnd) -> None:
+            ends.append(end)
+            os.write(ring, b"!")
 
-def _place(files: Iterable[pb.ProgramFile]) -> Path:
-    """Returns the folder to run, whose files model-written code can read but not change. Raises EpisodeCrashed."""
-    folder = Path(tempfile.mkdtemp(prefix="program-"))
-    try:
-        folder.chmod(0o755)
-        for file in files:
-            path = PurePosixPath(file.path)
-            if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in file.path:
-                raise EpisodeCrashed(f"a file of the program cannot be called {file.path[:80]!r}")
-            target = folder.joinpath(*path.parts)
-            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            target.write_bytes(file.content)
-            target.chmod(0o444)
-    except OSError as error:
-        raise EpisodeCrashed(f"cannot place the program: {error.strerror}") from error
-    return folder
+        with endpoint.serving(self._steps.ask, ended, parallel=settings.max_parallel_completions):
+            try:
+                status, answer, errors = _run(link, str(program), task, endpoint.environment, bell)
+            except Interrupted:
+                raise ends[0] from None
+            except WorkerLost as lost:
+                self._lost = True
+                status, answer, errors = (lost.status if isinstance(lost, WorkerDied) else 1), None, ""
+            finally:
+                shutil.rmtree(program, ignore_errors=True)  # it is nothing that the agent changed of its root
+        link.drain_output()
+        printed = link.take_output()
+        self._steps.tell(printed, status)
+        short_of_memory = status == -signal.SIGKILL and self._memory_kills() != killed_before
+        how = "was killed for memory" if short_of_memory else f"ended with exit code {status}"
+        detail = _detail(f"the program {how}", endpoint.notes.refusals, errors if errors.strip() else printed)
+        if answer is not None:
+            text = answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS]
+            return Result("final_answer", text, detail, endpoint.notes.take())
+        reason: StopReason = "out_of_memory" if short_of_memory else "no_answer"
+        return Result(reason, detail=detail, notes=endpoint.notes.take())
 
 
 def _detail(how: str, refused: list[str], printed: str) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox import procfs
@@ -29,7 +31,8 @@ from sandbox.runner.attachments import receive_attachments
 from sandbox.runner.client import Client, assigned
 from sandbox.runner.executor import CallTool, Reach, WorkerExecutor
 from sandbox.runner.model import Complete
-from sandbox.runner.shell_agent import run_shell_agent
+from sandbox.runner.placed import placed
+from sandbox.runner.shell_agent import ShellAgent
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
 from sandbox.types import (
@@ -40,7 +43,9 @@ from sandbox.types import (
     Completion,
     Kind,
     Message,
+    NextStep,
     Result,
+    StepSetup,
     Tools,
     ToolSpec,
 )
@@ -52,6 +57,9 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 OUTPUT_LIMIT_S = 30.0
 OUTPUT_CHUNK_BYTES = 256 * 1024
+_COPY = Duration(seconds=60)
+
+Solve = Callable[[str], Result]  # an instruction, with its place in the conversation so far
 
 
 def main(box: Box, control: RunnerEnd, confinement: pb.Confinement) -> int:
@@ -84,51 +92,82 @@ def _episode(
         raise ChannelLost("the stream ended without an assignment")
     started = time.monotonic()
     output: pb.OutputLimits | None = None
-    try:
-        assignment = assigned(first)
-        output, link.place = assignment.output, assignment.place
-        files = receive_attachments(responses, assignment.attachments, box.attachments)
-        if assignment.healthcheck is not None:
-            link.demand_healthy(assignment.healthcheck)
-            client.report_healthy()
-        started = time.monotonic()
-        if assignment.agent.kind == "program":
-            from sandbox.runner.program_agent import run_program_agent
-
-            result = run_program_agent(
-                assignment,
-                prompt(assignment.question, files),
-                link,
-                lambda request, connection: client.answer(request, program=connection),
-                on_step=client.record_step,
-                memory_kills=procfs.memory_kills,
-                endpoint=endpoint,
-            )
-        elif assignment.agent.kind == "shell":
-            result = run_shell_agent(
-                assignment,
-                prompt(assignment.question, files),
-                assignment.place.cwd or str(box.workspace),
-                link,
-                client.complete,
-                on_step=client.record_step,
-                memory_kills=procfs.memory_kills,
-            )
-        else:
-            result = solve(
-                assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
-            )
-    except PlaceUnusable as error:
-        result = Result("bad_task", detail=str(error))
-    except (Exception, EpisodeCrashed) as error:
-        traceback.print_exc()
-        result = Result("crashed", detail=f"{type(error).__name__}: {error}")
-    client.submit(result, time.monotonic() - started)
+    step = steps = 1
+    solve: Solve | None = None
+    following: NextStep | None = None
+    while True:
+        try:
+            if solve is None:
+                assignment = assigned(first)
+                output, link.place, steps = assignment.output, assignment.place, assignment.steps
+                files = receive_attachments(responses, assignment.attachments, box.attachments)
+                if assignment.healthcheck is not None:
+                    link.demand_healthy(assignment.healthcheck)
+                set_up(link, assignment.setup)
+                task = prompt(assignment.question, files)
+                solve = _agent(assignment, box, client, link, endpoint)
+                checked = assignment.healthcheck is not None or assignment.setup != StepSetup()
+            elif following is not None:
+                set_up(link, following.setup)
+                task, checked = following.question, following.setup != StepSetup()
+            if checked:
+                client.report_healthy()
+            started = time.monotonic()
+            result = solve(task)
+        except PlaceUnusable as error:
+            result = Result("bad_task", detail=str(error))
+        except (Exception, EpisodeCrashed) as error:
+            traceback.print_exc()
+            result = Result("crashed", detail=f"{type(error).__name__}: {error}")
+        following = client.submit(result, time.monotonic() - started, step, last=step >= steps)
+        if following is None:
+            break
+        step += 1
     # After the result, so that trouble with the files cannot lose it.
     failed = result.stop_reason in ("crashed", "bad_task")
     if output is not None and not failed:
         client.send_output(left_behind(link, output))
     return EXIT_FAILED if failed else 0
+
+
+def _agent(
+    assignment: Assignment, box: Box, client: Client, link: WorkerLink, endpoint: ProgramEndpoint | None
+) -> Solve:
+    """What follows one instruction after the other."""
+    if assignment.agent.kind == "program":
+        from sandbox.runner.program_agent import ProgramAgent
+
+        return ProgramAgent(
+            assignment,
+            link,
+            lambda request, connection: client.answer(request, program=connection),
+            on_step=client.record_step,
+            memory_kills=procfs.memory_kills,
+            endpoint=endpoint,
+        ).solve
+    if assignment.agent.kind == "shell":
+        return ShellAgent(
+            assignment,
+            assignment.place.cwd or str(box.workspace),
+            link,
+            client.complete,
+            on_step=client.record_step,
+            memory_kills=procfs.memory_kills,
+        ).solve
+    return solver(assignment, link, client.complete, call_tool=client.call_tool, on_step=client.record_step)
+
+
+def set_up(link: WorkerLink, setup: StepSetup) -> None:
+    """Prepares a step. Raises PlaceUnusable, EpisodeCrashed, SupervisorGone."""
+    if setup.files:
+        folder = placed(setup.files, "step-", writable=True)
+        try:
+            link.demand_healthy(pb.Healthcheck(command=f"cp -R {folder}/. .", timeout=_COPY, retries=1))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    for check in (setup.command, setup.healthcheck):
+        if check is not None:
+            link.demand_healthy(check)
 
 
 def left_behind(link: WorkerLink, limits: pb.OutputLimits) -> Iterator[bytes]:
@@ -149,16 +188,10 @@ def left_behind(link: WorkerLink, limits: pb.OutputLimits) -> Iterator[bytes]:
         os.close(pipe)
 
 
-def solve(
-    assignment: Assignment,
-    files: tuple[Path, ...],
-    link: WorkerLink,
-    complete: Complete,
-    *,
-    call_tool: CallTool,
-    on_step: OnStep,
-) -> Result:
-    """Runs the agent. Raises LeaseEnded, ChannelLost, EpisodeCrashed, SupervisorGone, and errors of smolagents."""
+def solver(
+    assignment: Assignment, link: WorkerLink, complete: Complete, *, call_tool: CallTool, on_step: OnStep
+) -> Solve:
+    """smolagents' agent. Raises LeaseEnded, ChannelLost, EpisodeCrashed, SupervisorGone, and its errors."""
 
     def new_executor(kind: AgentKind, space: str, tools: Mapping[str, ToolSpec]) -> WorkerExecutor:
         reach = Reach(
@@ -171,17 +204,22 @@ def solve(
         return WorkerExecutor(link, assignment.agent, reach, call_tool, procfs.memory_kills)
 
     agent, executor = build_agent(assignment, complete, new_executor, on_step)
-    try:
-        last_words = agent.run(prompt(assignment.question, files))
-    except StepsUsedUp:
-        return Result("max_steps")
-    except MemoryUsedUp:
-        return Result("out_of_memory")
-    if not executor.answered:  # it ended with smolagents' extra completion after the last step
-        return Result("final_answer", str(last_words).encode("utf-8", "surrogatepass")[:ANSWER_CHARS])
-    if executor.answer is None:
-        return Result("no_answer")
-    return Result("final_answer", executor.answer)
+
+    def solve(task: str) -> Result:
+        executor.answered, executor.answer = False, None
+        try:
+            last_words = agent.run(task, reset=False)
+        except StepsUsedUp:
+            return Result("max_steps")
+        except MemoryUsedUp:
+            return Result("out_of_memory")
+        if not executor.answered:  # it ended with smolagents' extra completion after the last step
+            return Result("final_answer", str(last_words).encode("utf-8", "surrogatepass")[:ANSWER_CHARS])
+        if executor.answer is None:
+            return Result("no_answer")
+        return Result("final_answer", executor.answer)
+
+    return solve
 
 
 def prompt(question: str, files: tuple[Path, ...]) -> str:
@@ -205,7 +243,8 @@ def rehearse(link: WorkerLink) -> None:
 
     link.replace()
     rehearsal = Assignment("What is 6 * 7?", AgentSettings(max_steps=2, step_timeout_s=30.0))
-    result = solve(rehearsal, (), link, canned, call_tool=lambda name, arguments: "", on_step=lambda step: None)
+    solve = solver(rehearsal, link, canned, call_tool=lambda name, arguments: "", on_step=lambda step: None)
+    result = solve(rehearsal.question)
     if result.answer != b"42":
         raise RuntimeError(f"the rehearsal ended with {result}")
     link.replace()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from sandbox.errors import EpisodeCrashed, StepTimeout, WorkerLost, WorkerMisbehaved
+from sandbox.runner.context import before, say
 from sandbox.runner.model import Complete
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
@@ -126,45 +127,59 @@ class Commands:
         return f"exit code {status}" if status >= 0 else f"killed by {_signal_name(-status)}"
 
 
-def run_shell_agent(
-    assignment: Assignment,
-    task: str,
-    cwd: str,
-    link: WorkerLink,
-    complete: Complete,
-    *,
-    on_step: Callable[[StepReport], None],
-    memory_kills: Callable[[], int | None],
-) -> Result:
-    """Runs the agent to its end. `cwd`: where its commands begin. Raises EpisodeEnd."""
-    settings = assignment.agent
-    commands = Commands(link, settings, memory_kills)
-    if (shell := commands.open()) is None:
-        return Result("no_answer", detail="the image has neither bash nor sh, and env.agent is shell")
-    tools = (_TOOL,) if settings.calls_as_data else ()
-    talk = [Message("system", _system(settings, shell, cwd)), Message("user", task)]
-    for number in range(1, settings.max_steps + 1):
-        started = time.monotonic()
-        said = complete("action", tuple(talk), tools=tools)
+class ShellAgent:
+    """One conversation, of one instruction after the other. `cwd`: where its commands begin."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        cwd: str,
+        link: WorkerLink,
+        complete: Complete,
+        *,
+        on_step: Callable[[StepReport], None],
+        memory_kills: Callable[[], int | None],
+    ) -> None:
+        """Raises EpisodeCrashed."""
+        self._settings = settings = assignment.agent
+        self._complete, self._on_step = complete, on_step
+        self._commands = Commands(link, settings, memory_kills)
+        self._shell = self._commands.open()
+        self._tools = (_TOOL,) if settings.calls_as_data else ()
+        self._talk = [Message("system", _system(settings, self._shell or "", cwd))]
+        self._talk += before(assignment.context, None if settings.calls_as_data else _fenced)
+        self._number = 0
+
+    def solve(self, task: str) -> Result:
+        """Until it answers, or its steps are used up. Raises EpisodeEnd."""
+        settings, talk = self._settings, self._talk
+        if self._shell is None:
+            return Result("no_answer", detail="the image has neither bash nor sh, and env.agent is shell")
+        say(talk, task)
+        for _ in range(settings.max_steps):
+            started = time.monotonic()
+            self._number += 1
+            said = self._complete("action", tuple(talk), tools=self._tools)
+            talk.append(Message("assistant", said.text, said.calls))
+            found, unreadable = _found(said, settings.calls_as_data)
+            seen = [self._commands.run(command) if command is not None else unreadable for command in found]
+            if said.calls:
+                talk += [
+                    Message("tool", text, call_id=call.id) for call, text in zip(said.calls, seen, strict=True)
+                ]
+            elif seen:
+                talk.append(Message("user", "\n\n".join(seen)))
+            shown = "\n".join(command for command in found if command is not None)
+            took = time.monotonic() - started
+            self._on_step(StepReport(self._number, said.text, shown, "\n\n".join(seen), "", "", not seen, took))
+            if not seen:
+                return _answer(said)
+        if not settings.final_answer_at_max_steps:
+            return Result("max_steps")
+        say(talk, _LAST)
+        said = self._complete("final", tuple(talk), tools=self._tools)
         talk.append(Message("assistant", said.text, said.calls))
-        found, unreadable = _found(said, settings.calls_as_data)
-        seen = [commands.run(command) if command is not None else unreadable for command in found]
-        if said.calls:
-            talk += [Message("tool", text, call_id=call.id) for call, text in zip(said.calls, seen, strict=True)]
-        elif seen:
-            talk.append(Message("user", "\n\n".join(seen)))
-        shown = "\n".join(command for command in found if command is not None)
-        took = time.monotonic() - started
-        on_step(StepReport(number, said.text, shown, "\n\n".join(seen), "", "", not seen, took))
-        if not seen:
-            return _answer(said)
-    if not settings.final_answer_at_max_steps:
-        return Result("max_steps")
-    if talk[-1].role == "user":  # chat templates want the two to take turns
-        talk.append(Message("user", f"{talk.pop().content}\n\n{_LAST}"))
-    else:
-        talk.append(Message("user", _LAST))
-    return _answer(complete("final", tuple(talk), tools=tools))
+        return _answer(said)
 
 
 def printable(text: str) -> str:
@@ -206,6 +221,12 @@ def _command(call: Call) -> str | None:
         return None
     command = arguments.get("command") if isinstance(arguments, dict) else None
     return command if isinstance(command, str) else None
+
+
+def _fenced(call: Call) -> str:
+    """A call of the conversation before, as this agent writes one."""
+    command = _command(call)
+    return f"```bash\n{command}\n```" if command is not None else f"{call.name}({call.arguments})"
 
 
 def _answer(said: Completion) -> Result:

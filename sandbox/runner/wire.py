@@ -16,6 +16,7 @@ from sandbox.types import (
     Completion,
     Kind,
     Message,
+    NextStep,
     Notes,
     Place,
     Request,
@@ -23,13 +24,14 @@ from sandbox.types import (
     Role,
     SandboxTool,
     StepReport,
+    StepSetup,
     StopReason,
     TokenLogprob,
     ToolChoice,
     ToolSpec,
 )
 
-CONTRACT = 9
+CONTRACT = 10
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_REFUSAL_BYTES = 1024
@@ -96,18 +98,31 @@ def assignment(message: pb.Assignment) -> Assignment:
         sandbox_tools=tuple(SandboxTool(_tool(t.tool), t.module, t.source) for t in message.sandbox_tools),
         program=tuple(message.program),
         place=Place(message.working_directory, dict(message.environment)),
-        healthcheck=_healthcheck(message) if message.HasField("healthcheck") else None,
+        healthcheck=message.healthcheck if message.HasField("healthcheck") else None,
         output=message.output if message.HasField("output") else None,
+        context=tuple(map(_said, message.context)),
+        steps=max(1, message.steps),
+        setup=_setup(message.setup),
     )
 
 
-def _healthcheck(message: pb.Assignment) -> pb.Assignment:
-    """The part of the assignment that pid 1 is told."""
-    return pb.Assignment(
-        working_directory=message.working_directory,
-        environment=message.environment,
-        healthcheck=message.healthcheck,
+def _said(message: pb.Message) -> Message:
+    roles = {number: role for role, number in _ROLES.items()}
+    calls = tuple(Call(call.id, call.name, call.arguments_json) for call in message.calls)
+    return Message(roles[message.role], message.content, calls, message.call_id)
+
+
+def _setup(message: pb.StepSetup) -> StepSetup:
+    return StepSetup(
+        tuple(message.files),
+        message.command if message.HasField("command") else None,
+        message.healthcheck if message.HasField("healthcheck") else None,
     )
+
+
+def next_step(message: pb.SubmitResultResponse) -> NextStep | None:
+    """None: the episode has ended."""
+    return NextStep(message.next.question, _setup(message.next.setup)) if message.HasField("next") else None
 
 
 def complete_request(sequence: int, kind: Kind, request: Request, agent: str = "") -> pb.CompleteRequest:
@@ -187,13 +202,14 @@ def step_request(step: StepReport) -> pb.RecordStepRequest:
     )
 
 
-def result_request(result: Result, duration_s: float) -> pb.SubmitResultRequest:
+def result_request(result: Result, duration_s: float, step: int = 1) -> pb.SubmitResultRequest:
     return pb.SubmitResultRequest(
         stop_reason=_STOP_REASONS[result.stop_reason],
         answer=result.answer,
         episode_duration=_duration(duration_s),
         detail=clip(result.detail, MAX_DETAIL_BYTES),
         notes=_notes(result.notes),
+        step=step,
     )
 
 

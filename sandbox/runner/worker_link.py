@@ -80,12 +80,15 @@ class WorkerLink:
         if (problem := self.receive(deadline).get("error")) is not None:
             raise PlaceUnusable(f"the task's working directory cannot be used: {str(problem)[:_PROBLEM_CHARS]}")
 
-    def demand_healthy(self, assignment: pb.Assignment) -> None:
-        """Has the task's healthcheck run, before any model-written code. Raises PlaceUnusable if it fails for
-        good; SupervisorGone; EpisodeCrashed if nobody knows."""
+    def demand_healthy(self, healthcheck: pb.Healthcheck) -> None:
+        """Has a healthcheck run where the task's code works. Raises PlaceUnusable if it fails for good;
+        SupervisorGone; EpisodeCrashed if nobody knows."""
         from sandbox.pid1.healthcheck import HEALTHY, UNHEALTHY, Healthcheck  # most tasks have none
 
-        limit_s = Healthcheck.of(assignment.healthcheck).longest_s + _HEALTH_MARGIN_S
+        assignment = pb.Assignment(
+            working_directory=self.place.cwd, environment=self.place.environment, healthcheck=healthcheck
+        )
+        limit_s = Healthcheck.of(healthcheck).longest_s + _HEALTH_MARGIN_S
         deadline, words = time.monotonic() + limit_s, b""
         pipe = self._ask(lambda: self._control.ask_for_healthcheck(assignment), CheckBegun).pipe
         try:

@@ -121,7 +121,7 @@ class Worker:
                 self._variables = message["environment"]
                 _send({"kind": "ready", "error": settle(message["cwd"], self._variables)})
             case "program":
-                program = self._program or Program(message["environment"])
+                program, self._program = self._program or Program(message["environment"]), None
                 status, answer, errors = program.run(message["program"], message["task"], self._variables)
                 _send({"kind": "done", "status": status, "answer": answer, "errors": errors})
             case "shell":

@@ -10,7 +10,9 @@ It talks JSON, a line each, over the socket at descriptor 0:
     → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
       with "root" and "agent", if it is to write to its root: as in `mounts`; and with "state", if layers of
       it, from the place "at" on, are what the containers "of", which have ended, wrote to theirs: as in `state`
+      or, where they are "copied", stand still
     → {"call": 2, "kill": NAME}                        ← {"call": 2}, and when it has ended, the last line below
+    → {"call": 4, "pause": NAME, "still": true}        ← {"call": 4} or {"call": 4, "error": TEXT}
     → {"call": 3, "remove": NAME}                      ← {"call": 3, "existed": true} or {"call": 3, "error": TEXT}
                                                        ← {"ended": NAME, "status": WAIT_STATUS, "said": TEXT}
 
@@ -33,6 +35,7 @@ from typing import Any
 CALL_S = 60.0  # a runtime that takes longer is killed
 _LAST_S = 120.0  # when the orchestrator is gone: what is not removed by then is left to the reaper
 _TAIL_BYTES = 4000
+_COPIES = 4  # of one state there are two at most, but one may be late to go
 _LAST_PIECES = 4
 _LINE_BYTES = 1 << 16
 _PR_SET_CHILD_SUBREAPER = 36
@@ -75,6 +78,9 @@ class _Container:
         self.has_ended = False  # it has run, and none of its processes is left
         self.starting = starting
         self.root = ""  # the folder in which its writable root is mounted
+        self.inodes = 0  # that the root may have
+        self.still = self.killed = False
+        self.copies: list[tuple[str, str]] = []  # (whose root it is of, folder), which are layers of this one's
         self.deleting = False
         self.removals: list[int] = []  # the calls that ask for its removal
 
@@ -133,6 +139,8 @@ class Keeper:
             elif "kill" in request:
                 self._kill(request["kill"])
                 self._tell(call=request["call"])
+            elif "pause" in request:
+                self._pause(request["call"], request["pause"], request["still"])
             else:
                 self._remove(request["call"], request["remove"])
 
@@ -161,6 +169,7 @@ class Keeper:
             container.root = bundle
             argv[1:1] = ["--preserve-fds", "1"]
             try:
+                container.inodes = request["root"]["inodes"]
                 passed = self._make_root(bundle, request)
             except OSError as error:
                 container.starting = False
@@ -183,24 +192,34 @@ class Keeper:
         with mounts.user_namespace(mounts.AgentNamespace(**request["agent"])) as namespace:
             root = mounts.WritableRoot(**request["root"])
             if "state" in request:
-                root = self._with_state(root, **request["state"])
+                root = self._with_state(root, request["start"], **request["state"])
             mounts.make_root(bundle, root, namespace)
             return os.dup(namespace)
 
-    def _with_state(self, root: Any, of: Sequence[str], at: int, **scope: Any) -> Any:
+    def _with_state(self, root: Any, guest: str, of: Sequence[str], at: int, copied: bool, **scope: Any) -> Any:
         """The root, with what the containers `of` wrote to their own as layers. Raises OSError."""
         from orchestrator.launch.oci import mounts, state
 
         layers = []
         for name in of:
             source = self._containers.get(name)
-            if source is None or source.starting or source.pid or not source.root:
+            if (
+                source is None
+                or source.starting
+                or not source.root
+                or (source.pid and not (copied and source.still))
+            ):
                 raise OSError(0, f"{name} is not there, or has not ended")
-            mounts.release_root(source.root)
+            folder = source.root
+            if copied:
+                folder = os.path.join(source.root, mounts.WRITTEN, guest)
+                self._containers[guest].copies.append((name, folder))
+                mounts.limit_inodes(source.root, _COPIES * source.inodes)  # links have numbers too
+                state.copy_written(source.root, folder, scope["mark"])
+            if not source.pid:
+                mounts.release_root(source.root)
             owner, shift = root.owner, root.owner if root.shifted else 0
-            layers.append(
-                state.state_in_scope(source.root, state.StateScope(**scope), root.lowers[at:], owner, shift)
-            )
+            layers.append(state.state_in_scope(folder, state.StateScope(**scope), root.lowers[at:], owner, shift))
         lowers = [*root.lowers[:at], *layers, *root.lowers[at:]]
         return root._replace(lowers=lowers, own=range(at, at + len(layers)))
 
@@ -256,6 +275,28 @@ class Keeper:
         container = self._containers.get(name)
         if container is not None and container.pid:
             os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
+            container.killed = True
+            if container.still:  # what stands still does not end
+                self._pause(0, name, False)
+
+    def _pause(self, call: int, name: str, still: bool) -> None:
+        container = self._containers.get(name)
+        if container is None or not container.pid:
+            self._tell(call=call, **({"error": "it has ended"} if still else {}))
+            return
+        verb = "pause" if still else "resume"
+        self._call((verb, name), lambda status, output: self._paused(call, container, name, still, status, output))
+
+    def _paused(
+        self, call: int, container: _Container, name: str, still: bool, status: int, output: _Output
+    ) -> None:
+        container.still = container.still if status else still
+        failed = status and container.pid  # else it has ended meanwhile
+        self._tell(
+            call=call, **({"error": output.last_words() or f"it ended with {_end(status)}"} if failed else {})
+        )
+        if still and container.killed and container.pid:
+            self._pause(0, name, False)
 
     def _deleted(self, name: str, status: int, output: _Output) -> None:
         """Nothing more can be done about the container here."""
@@ -269,12 +310,23 @@ class Keeper:
             from orchestrator.launch.oci.mounts import remove_root
 
             remove_root(container.root)
+        self._remove_copies(container)
         for each in (output, container.output):
             self._forget(each)
             if each.readable >= 0:
                 os.close(each.readable)
         for call in container.removals:
             self._tell(call=call, **answer)
+
+    def _remove_copies(self, container: _Container) -> None:
+        for name, folder in container.copies:
+            from orchestrator.launch.oci import mounts, tree
+
+            source = self._containers.get(name)
+            with contextlib.suppress(OSError):  # it is gone with its source
+                tree.remove(folder)
+                if source is not None:
+                    mounts.limit_inodes(source.root, source.inodes)
 
     def _read(self, output: _Output) -> None:
         if not output.read():

@@ -122,7 +122,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 self._uids.release(uids)
 
     def _sandbox(self, uids: UidPair) -> OciSandbox:
-        return OciSandbox(uids, self._kill)
+        return OciSandbox(uids, self._kill, self._pause)
 
     @asynccontextmanager
     async def run(
@@ -134,7 +134,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         async with self._slots if host is None else nullcontext():
             await self._open()
             uids = self._uids.take() if host is None else host.uids
-            sandbox = OciSandbox(uids, self._kill, is_guest=host is not None)
+            sandbox = OciSandbox(uids, self._kill, self._pause, is_guest=host is not None)
             self._live[sandbox.name] = sandbox
             async with AsyncExitStack() as stack:
                 try:
@@ -235,6 +235,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
 
     async def _kill(self, name: str) -> None:
         await (await self._open()).kill(name)
+
+    async def _pause(self, name: str, still: bool) -> None:
+        await (await self._open()).pause(name, still)
 
     async def _remove(self, sandbox: OciSandbox) -> None:
         """The removal is tried again in `aclose`, and is then left to the reaper."""

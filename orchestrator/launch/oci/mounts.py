@@ -23,7 +23,7 @@ MERGED, WRITTEN, UPPER = "merged", "written", "upper"
 OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 1, 2, 4, 0x4000, 0x80000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_REC, _MS_SLAVE = 1, 2, 4, 32, 0x4000, 0x80000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same for all architectures
 _OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 4
@@ -135,6 +135,13 @@ def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
     _mount("overlay", os.path.join(folder, MERGED), "overlay", _MS_NOSUID | _MS_NODEV, ",".join((*places, *own)))
     for lower in lowers:  # the overlay has them by itself
         _libc.umount2(os.fsencode(lower), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+
+
+def limit_inodes(folder: str, count: int) -> None:
+    """How many files there may be in FOLDER/written, where that is a tmpfs. Raises OSError."""
+    _mount(
+        "tmpfs", os.path.join(folder, WRITTEN), "tmpfs", _MS_REMOUNT | _MS_NOSUID | _MS_NODEV, f"nr_inodes={count}"
+    )
 
 
 def release_root(folder: str) -> None:

@@ -75,6 +75,13 @@ class Runtime:
         Raises SandboxLostError."""
         await self._call(kill=name)
 
+    async def pause(self, name: str, still: bool) -> None:
+        """Has all processes of a container stand still, or go on. Raises SandboxLostError; none where one that has
+        ended is to go on."""
+        answer = await self._call(pause=name, still=still)
+        if "error" in answer:
+            raise SandboxLostError(f"the sandbox cannot be held still: {told_by_runtime(answer['error'])}")
+
     async def remove(self, name: str) -> bool:
         """Kills a container and all its processes, and removes it. False: there was none. Raises SandboxLostError
         if that did not work."""

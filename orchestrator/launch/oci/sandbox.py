@@ -4,9 +4,10 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import SandboxLostError
 from orchestrator.launch.base import CommandEnd, SavedLayer
@@ -17,6 +18,7 @@ from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS, walk
 from orchestrator.launch.oci.commands import command_end
 from orchestrator.launch.oci.saved_layer import LayerRules, save_layer
 from orchestrator.launch.uids import UidPair
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import Difference, SandboxExit
 
 _BY_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -25,8 +27,16 @@ _BY_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class OciSandbox(ContainerSandbox):
     """A `Sandbox`. The launcher reports that it runs, and how it ended."""
 
-    def __init__(self, uids: UidPair, kill: Callable[[str], Awaitable[None]], *, is_guest: bool = False) -> None:
+    def __init__(
+        self,
+        uids: UidPair,
+        kill: Callable[[str], Awaitable[None]],
+        pause: Callable[[str, bool], Coroutine[Any, Any, None]],
+        *,
+        is_guest: bool = False,
+    ) -> None:
         super().__init__(uids)
+        self._pause = pause  # gets the name, and whether it is to stand still
         self.is_guest = is_guest  # it has the uids of another one, which keeps them
         self._kill = kill  # gets the name
         self.pid = 0  # of its pid 1, here
@@ -80,6 +90,15 @@ class OciSandbox(ContainerSandbox):
         """Kills all that runs in it, and returns when nothing does. Idempotent. Raises SandboxLostError."""
         await self._kill(self.name)
         await self._ended.wait()
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Raises SandboxLostError."""
+        await self._pause(self.name, True)
+        try:
+            yield
+        finally:
+            await uninterrupted(self._pause(self.name, False))
 
     async def command_end(self) -> CommandEnd:
         """Waits for the command. Raises SandboxLostError if the sandbox ended otherwise."""

@@ -55,6 +55,41 @@ def state_in_scope(folder: str, scope: StateScope, lowers: Sequence[str], owner:
     return state
 
 
+def copy_written(source: str, folder: str, mark: str) -> None:
+    """Makes FOLDER/written/upper a copy of the sandbox' own, in the same file system: folders are made anew, all
+    else is linked, as nothing changes while the copy is there. Raises OSError."""
+    target = os.path.join(folder, WRITTEN, UPPER)
+    os.makedirs(target)
+    opened = [os.open(path, _FOLDER) for path in (os.path.join(source, WRITTEN, UPPER), target)]
+    try:
+        _copy(opened[0], opened[1], mark, _DEPTH)
+    finally:
+        for one in opened:
+            os.close(one)
+
+
+def _copy(source: int, target: int, mark: str, depth: int) -> None:
+    with os.scandir(source) as entries:
+        children = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in children if depth else ():
+        if not is_folder:
+            os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+            continue
+        os.mkdir(name, 0o700, dir_fd=target)
+        inner = [os.open(name, _FOLDER, dir_fd=at) for at in (source, target)]
+        try:
+            _copy(inner[0], inner[1], mark, depth - 1)
+        finally:
+            for one in inner:
+                os.close(one)
+    status = os.fstat(source)
+    with suppress(OSError):  # it has no such mark
+        os.setxattr(target, mark, os.getxattr(source, mark))
+    os.fchown(target, status.st_uid, status.st_gid)
+    os.fchmod(target, stat.S_IMODE(status.st_mode))
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 class _Below:
     """What lay below the folder that took what was written. `shift`: from ids there to those of the agent."""
 

@@ -45,7 +45,8 @@ def root_request(
         "agent": {
             "owner": uids.worker,
             "maps": maps,
-            "processes": hardening.worker_processes,
+            # The host of a state may stand still, and its processes count.
+            "processes": hardening.worker_processes * (1 if state is None else 2),
         },
         **(
             {}
@@ -57,7 +58,8 @@ def root_request(
 
 def _state(state: State, at: int, mark: str) -> dict[str, Any]:
     scope = {"kept": state.kept, "dropped": state.dropped, "merged": state.merged, "mark": mark}
-    return {"of": [sandbox.sandbox_id for sandbox in state.sandboxes], "at": at, **scope}
+    of = [sandbox.sandbox_id for sandbox in state.sandboxes]
+    return {"of": of, "at": at, "copied": state.copied, **scope}
 
 
 def agent_arguments(uid: int, gid: int) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -12,17 +13,20 @@ from orchestrator.tasks.harbor.refusal import Refusal
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MAX_TOML_BYTES = 64 << 10
+MAX_STEPS = 50
 _MAX_DEPTH = 64
 _MAX_DOTS = 64
 # tomllib takes seconds for a name of many parts: its time grows with their square.
 _LONG_NAME = re.compile(rf"(?<![\w\"'.-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{_MAX_DOTS}}}")
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([GMK])", re.IGNORECASE)
+_STEP_NAME = re.compile(r'(?! )[^<>:"/\\|?*\x00-\x1f\x7f]{1,100}')
 _MEBIBYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 Text = Annotated[str, Field(max_length=4096)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Pause = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Reward = Annotated[float, Field(allow_inf_nan=False)]
 Mebibytes = Annotated[int, Field(ge=1, le=1 << 24)]
 User = Annotated[str, Field(max_length=64)] | Annotated[int, Field(ge=0, le=65_535)]
 Network = Literal["public", "no-network", "allowlist"]
@@ -139,6 +143,31 @@ class Package(_Section):
     keywords: list[Text] = []
 
 
+class Step(_Section):
+    """One of several instructions. What it does not say, the task does."""
+
+    name: str
+    agent: _Phase = _Phase()
+    verifier: Verifier = Verifier()
+    min_reward: Reward | dict[str, Reward] | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: list[Text | Artifact] = []
+
+    @field_validator("name")
+    @classmethod
+    def _portable(cls, value: str) -> str:
+        """As Harbor has it: it is the name of a folder, and here of a part of the score."""
+        if not _STEP_NAME.fullmatch(value) or value.endswith((".", " ")) or not value.isprintable():
+            raise ValueError(f"{ascii(value)[:40]} is no name of a step: a folder's, of at most 100 characters")
+        return value
+
+    @property
+    def least(self) -> dict[str, float]:
+        """The rewards that it has to reach, by name."""
+        least = self.min_reward
+        return {} if least is None else dict(least) if isinstance(least, dict) else {"reward": least}
+
+
 class TaskConfig(_Section):
     """A whole task.toml."""
 
@@ -151,8 +180,8 @@ class TaskConfig(_Section):
     environment: Environment = Environment()
     solution: Solution = Solution()
     source: str | None = None
-    multi_step_reward_strategy: Text | None = None
-    steps: list[Any] = []
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
+    steps: Annotated[list[Step], Field(max_length=MAX_STEPS)] = []
     artifacts: list[Text | Artifact] = []
 
     @field_validator("schema_version", "version")
@@ -160,6 +189,13 @@ class TaskConfig(_Section):
     def _known(cls, value: str | None) -> str | None:
         if value is not None and value not in VERSIONS:
             raise ValueError(f"{ascii(value)[:20]} is unknown: {VERSIONS[0]} to {VERSIONS[-1]} are read")
+        return value
+
+    @field_validator("steps")
+    @classmethod
+    def _apart(cls, value: list[Step]) -> list[Step]:
+        if len({unicodedata.normalize("NFC", step.name).casefold() for step in value}) < len(value):
+            raise ValueError("two steps have the same name")
         return value
 
     @property

@@ -1,26 +1,44 @@
 """Makes a Task of one of Harbor's task folders, or says why it is not run here.
 
 task.toml  instruction.md  environment/[Dockerfile]  tests/test.sh  [tests/Dockerfile]  [solution/solve.sh]
+[trajectory.json]
+
+With several steps, each has instruction.md, tests, solution and a workdir of its own in steps/NAME/; tests and
+solution of the task are those of steps that lack them.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.tasks.base import BadRow
 from orchestrator.tasks.cells import cell_text, plain, storable
 from orchestrator.tasks.harbor import compose
-from orchestrator.tasks.harbor.config import MAX_TOML_BYTES, Artifact, Environment, TaskConfig, parse, variables
+from orchestrator.tasks.harbor.config import (
+    MAX_TOML_BYTES,
+    Artifact,
+    Environment,
+    Step,
+    TaskConfig,
+    Verifier,
+    parse,
+    variables,
+)
+from orchestrator.tasks.harbor.config import Healthcheck as HealthcheckConfig
 from orchestrator.tasks.harbor.folder import TaskFolder
 from orchestrator.tasks.harbor.refusal import UNREADABLE, Refusal
+from orchestrator.tasks.harbor.trajectory import FILE, MAX_BYTES, context_of
 from orchestrator.tasks.rows import IMAGE, MAX_ID_CHARS, MAX_LEVEL_CHARS, MAX_QUESTION_BYTES
 from orchestrator.tasks.surroundings import surroundings
-from orchestrator.types import BadTask, Collect, Grader, Healthcheck, Task
+from orchestrator.types import BadTask, Collect, Grader, Healthcheck, Task, TaskStep
 
 PUBLISHED = "/logs/artifacts"  # a separate verifier gets what lies there, whatever is declared
-_COMPOSE, _IMAGE, _STEPS = "compose", "an image", "several steps"
+_COMPOSE, _IMAGE = "compose", "an image"
 _LONGEST_CHECK_S = 14_400.0
+_MAX_STEP_BYTES = 2 << 20  # of its files
+_SETUP = "workdir/setup.sh"
+_SETUP_S = 600.0  # Harbor has no limit
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 
 
@@ -57,11 +75,15 @@ def _task(task_id: str, config: TaskConfig, folder: TaskFolder, source: str) -> 
     environment, agent = config.environment, config.agent
     dockerfile = _made_of(environment, folder)
     place = _place("environment", environment, agent.user)
-    timeout_s = agent.timeout_sec
+    steps = tuple(_step(step, config, folder) for step in config.steps)
+    # Each step has its own time; of these, the longest.
+    times = [step.timeout_s for step in steps] or [agent.timeout_sec]
+    timeout_s = max((time for time in times if time is not None), default=None)
+    trajectory = folder.text(f"{_home(config.steps[0])}{FILE}" if config.steps else FILE, MAX_BYTES)
     network = environment.network if agent.network_mode is None else agent.network_mode
     return Task(
         task_id=task_id,
-        question=_question(folder),
+        question=steps[0].question if steps else _question(folder),
         level=_level(config),
         source=source,
         metadata=_metadata(config),
@@ -71,17 +93,64 @@ def _task(task_id: str, config: TaskConfig, folder: TaskFolder, source: str) -> 
         cpus=environment.cpus,
         memory_bytes=environment.memory_bytes,
         storage_bytes=environment.storage_bytes,
-        grader=_grader(config, folder),
+        grader=steps[0].grader if steps else _grader(config, folder),
         healthcheck=_healthcheck(config),
         notes=() if network == "no-network" else (f"its task asks for a network ({network}); it has had none",),
+        context=() if trajectory is None else context_of(trajectory),
+        steps=steps,
+        steps_reward=config.multi_step_reward_strategy or "mean",
         **place,
+    )
+
+
+def _home(step: Step) -> str:
+    return f"steps/{step.name}/"
+
+
+def _step(step: Step, config: TaskConfig, folder: TaskFolder) -> TaskStep:
+    home = _home(step)
+    if step.agent.user not in (None, config.agent.user):
+        raise Refusal("another user in a step", f"its step {step.name} has an agent of another user than the task")
+    verifier, task = step.verifier, config.verifier
+    mode = (
+        "separate"
+        if (verifier if verifier.environment or verifier.environment_mode else task).is_separate
+        else "shared"
+    )
+    own = task.model_copy(
+        update={
+            "environment_mode": mode,
+            "environment": verifier.environment or task.environment,
+            "env": verifier.env or task.env,
+            "user": task.user if verifier.user is None else verifier.user,
+            "timeout_sec": verifier.timeout_sec or task.timeout_sec,
+            "collect": [*task.collect, *verifier.collect],
+        }
+    )
+    config = config.model_copy(update={"artifacts": [*config.artifacts, *step.artifacts]})
+    check = None if step.healthcheck is None else _check(step.healthcheck, f"the healthcheck of step {step.name}")
+    grader = _grader(config, folder, own, home)
+    return TaskStep(
+        step.name,
+        _question(folder, home),
+        grader=grader if check is None or grader.declared is not None else replace(grader, healthcheck=check),
+        least=step.least,
+        files=folder.files(f"{home}workdir", _MAX_STEP_BYTES),
+        setup=Healthcheck(
+            'bash "$PWD/setup.sh"', timeout_s=_SETUP_S, interval_s=0.0, start_interval_s=0.0, retries=1
+        )
+        if folder.has(f"{home}{_SETUP}")
+        else None,
+        healthcheck=check,
+        timeout_s=step.agent.timeout_sec or config.agent.timeout_sec,
     )
 
 
 def _refuse(config: TaskConfig, folder: TaskFolder) -> None:
     """Raises Refusal for what is well-formed and not had here."""
-    verifier = config.verifier.environment
-    for name, environment in (("environment", config.environment), ("verifier.environment", verifier)):
+    places = [("environment", config.environment), ("verifier.environment", config.verifier.environment)]
+    places += [(f"verifier.environment of step {step.name}", step.verifier.environment) for step in config.steps]
+    for name, environment in places:
         if environment is None:
             continue
         if environment.os.lower() != "linux":
@@ -92,12 +161,11 @@ def _refuse(config: TaskConfig, folder: TaskFolder) -> None:
             raise Refusal("a TPU", f"{name} needs a TPU, and a sandbox has none")
         if environment.mcp_servers:
             raise Refusal("an MCP server", f"{name} names MCP servers, which agents here do not get")
-    if config.steps:
-        raise Refusal(_STEPS, "it has several steps ([[steps]]), which are not carried out yet")
-    if folder.has("trajectory.json"):
-        raise Refusal("a conversation before the first turn", "trajectory.json begins its conversation: not yet")
-    artifacts = [one for one in config.artifacts if isinstance(one, Artifact)]
-    services = {one.service for one in artifacts} | {one.service for one in config.verifier.collect}
+    parts: list[TaskConfig | Step] = [config, *config.steps]
+    artifacts = [one for part in parts for one in part.artifacts if isinstance(one, Artifact)]
+    services = {one.service for one in artifacts} | {
+        one.service for part in parts for one in part.verifier.collect
+    }
     if others := services - {"main"}:
         raise Refusal(_COMPOSE, f"it needs compose: it names the service {ascii(min(others))[:40]}")
     if config.verifier.is_separate and folder.has(f"tests/{compose.FILE}"):
@@ -140,8 +208,15 @@ def _place(where: str, environment: Environment, user: str | int | None) -> dict
 
 def _healthcheck(config: TaskConfig) -> Healthcheck | None:
     """As in Harbor, of the agent's environment alone, and run as the image's user."""
-    if (check := config.environment.healthcheck) is None:
+    if config.environment.healthcheck is None:
         return None
+    found = _check(config.environment.healthcheck, "environment.healthcheck")
+    # Where the agent has a user of its own, it is not known here whom the image names: mostly root.
+    return replace(found, as_root=config.agent.user is not None)
+
+
+def _check(check: HealthcheckConfig, where: str) -> Healthcheck:
+    """Run as the agent, as Harbor does with those of steps."""
     found = Healthcheck(
         check.command,
         interval_s=check.interval_sec,
@@ -149,35 +224,41 @@ def _healthcheck(config: TaskConfig) -> Healthcheck | None:
         start_period_s=check.start_period_sec,
         start_interval_s=check.start_interval_sec,
         retries=max(1, check.retries),
-        # Where the agent has a user of its own, it is not known here whom the image names: mostly root.
-        as_root=config.agent.user is not None,
     )
     if found.longest_s > _LONGEST_CHECK_S:
         limits = f"may take {found.longest_s:g} s, at most {_LONGEST_CHECK_S:g} are waited for"
-        raise BadRow(f"environment.healthcheck {limits}")
+        raise BadRow(f"{where} {limits}")
     return found
 
 
-def _grader(config: TaskConfig, folder: TaskFolder) -> Grader:
-    verifier, separate = config.verifier, config.verifier.is_separate
+def _grader(config: TaskConfig, folder: TaskFolder, verifier: Verifier | None = None, home: str = "") -> Grader:
+    """`verifier`, `home`: a step's, and where its folders are; else the task's."""
+    verifier = verifier or config.verifier
+    separate = verifier.is_separate
     own = verifier.environment or config.environment
     dockerfile = None
     if separate and verifier.environment is not None and verifier.environment.docker_image:
         dockerfile = _named("verifier.environment", verifier.environment.docker_image)
-    elif separate and folder.has("tests/Dockerfile"):
-        dockerfile = str(folder.path / "tests" / "Dockerfile")
-    if dockerfile is None and not folder.has("tests/test.sh"):
-        raise BadRow("it has no tests/test.sh")
-    folder.demand_plain("tests")
-    solved = folder.has("solution/solve.sh")
-    if solved:
-        folder.demand_plain("solution")
+    elif separate:
+        made = next((place for place in (f"{home}tests", "tests") if folder.has(f"{place}/Dockerfile")), None)
+        dockerfile = None if made is None else str(folder.path / made / "Dockerfile")
+    # What a step has lies over what the task has for all of them.
+    tests = [place for place in dict.fromkeys((f"{home}tests", "tests")) if folder.has_folder(place)]
+    if dockerfile is None and not any(folder.has(f"{place}/test.sh") for place in tests):
+        raise BadRow(f"it has no {home}tests/test.sh")
+    for one in tests:
+        folder.demand_plain(one)
+    tests = [] if dockerfile is not None else [str(folder.path / place) for place in tests]
+    solution = next((one for one in (f"{home}solution", "solution") if folder.has(f"{one}/solve.sh")), None)
+    if solution is not None:
+        folder.demand_plain(solution)
     # Without a user of its own, Harbor's verifier has the image's, not the agent's.
     user = verifier.user if verifier.user is not None or config.agent.user is None else "root"
     place = _place("verifier", own.model_copy(update={"env": {**own.env, **verifier.env}}), user)
     return Grader(
         "harbor",
-        tests=str(folder.path / "tests") if dockerfile is None else None,
+        tests=tests[0] if tests else None,
+        shared_tests=tests[1] if len(tests) > 1 else None,
         timeout_s=verifier.timeout_sec or 600.0,
         dockerfile=dockerfile,
         declared=_declared(config) if separate else None,
@@ -189,7 +270,7 @@ def _grader(config: TaskConfig, folder: TaskFolder) -> Grader:
         user=place["user"],
         cwd=(place["cwd"] or None) if dockerfile is None else place["cwd"],
         environment=place["environment"],
-        solution=str(folder.path / "solution") if solved else None,
+        solution=None if solution is None else str(folder.path / solution),
         solution_environment=variables(config.solution.env, "solution.env"),
         healthcheck=None if separate else _healthcheck(config),
     )
@@ -206,17 +287,17 @@ def _declared(config: TaskConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))
 
 
-def _question(folder: TaskFolder) -> str:
+def _question(folder: TaskFolder, home: str = "") -> str:
     """The instruction, without the lines at its top that mark benchmarks for those who collect training data."""
-    text = folder.text("instruction.md", MAX_QUESTION_BYTES)
+    text = folder.text(f"{home}instruction.md", MAX_QUESTION_BYTES)
     if text is None:
-        raise BadRow("it has no instruction.md")
+        raise BadRow(f"it has no {home}instruction.md")
     lines = text.split("\n")
     while lines and _CANARY.fullmatch(lines[0].strip()):
         del lines[0]
     question = "\n".join(lines).lstrip("\n")
     if not question.strip():
-        raise BadRow("instruction.md is blank")
+        raise BadRow(f"{home}instruction.md is blank")
     return question
 
 

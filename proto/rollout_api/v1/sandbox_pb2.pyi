@@ -166,7 +166,7 @@ class ParkResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., chunk: _Optional[_Union[AttachmentChunk, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program", "working_directory", "environment", "healthcheck", "output")
+    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program", "working_directory", "environment", "healthcheck", "context", "steps", "setup", "output")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +183,9 @@ class Assignment(_message.Message):
     WORKING_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     HEALTHCHECK_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SETUP_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     question: str
     attachments: _containers.RepeatedCompositeFieldContainer[AttachmentFile]
@@ -193,8 +196,29 @@ class Assignment(_message.Message):
     working_directory: str
     environment: _containers.ScalarMap[str, str]
     healthcheck: Healthcheck
+    context: _containers.RepeatedCompositeFieldContainer[Message]
+    steps: int
+    setup: StepSetup
     output: OutputLimits
-    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., working_directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., healthcheck: _Optional[_Union[Healthcheck, _Mapping]] = ..., output: _Optional[_Union[OutputLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., working_directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., healthcheck: _Optional[_Union[Healthcheck, _Mapping]] = ..., context: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., steps: _Optional[int] = ..., setup: _Optional[_Union[StepSetup, _Mapping]] = ..., output: _Optional[_Union[OutputLimits, _Mapping]] = ...) -> None: ...
+
+class StepSetup(_message.Message):
+    __slots__ = ("files", "command", "healthcheck")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    HEALTHCHECK_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[ProgramFile]
+    command: Healthcheck
+    healthcheck: Healthcheck
+    def __init__(self, files: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., command: _Optional[_Union[Healthcheck, _Mapping]] = ..., healthcheck: _Optional[_Union[Healthcheck, _Mapping]] = ...) -> None: ...
+
+class NextStep(_message.Message):
+    __slots__ = ("question", "setup")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    SETUP_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    setup: StepSetup
+    def __init__(self, question: _Optional[str] = ..., setup: _Optional[_Union[StepSetup, _Mapping]] = ...) -> None: ...
 
 class Healthcheck(_message.Message):
     __slots__ = ("command", "interval", "timeout", "start_period", "start_interval", "retries", "as_root")
@@ -291,12 +315,14 @@ class SandboxTool(_message.Message):
     def __init__(self, tool: _Optional[_Union[HostTool, _Mapping]] = ..., module: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class ProgramFile(_message.Message):
-    __slots__ = ("path", "content")
+    __slots__ = ("path", "content", "executable")
     PATH_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_FIELD_NUMBER: _ClassVar[int]
     path: str
     content: bytes
-    def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+    executable: bool
+    def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., executable: bool = ...) -> None: ...
 
 class HostTool(_message.Message):
     __slots__ = ("name", "description", "inputs_json", "output_type")
@@ -511,21 +537,25 @@ class ReportHealthyResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitResultRequest(_message.Message):
-    __slots__ = ("stop_reason", "answer", "episode_duration", "detail", "steps", "notes")
+    __slots__ = ("stop_reason", "answer", "episode_duration", "detail", "steps", "notes", "step")
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     EPISODE_DURATION_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     stop_reason: StopReason
     answer: bytes
     episode_duration: _duration_pb2.Duration
     detail: str
     steps: _containers.RepeatedCompositeFieldContainer[RecordStepRequest]
     notes: Notes
-    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., answer: _Optional[bytes] = ..., episode_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ..., notes: _Optional[_Union[Notes, _Mapping]] = ...) -> None: ...
+    step: int
+    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., answer: _Optional[bytes] = ..., episode_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ..., notes: _Optional[_Union[Notes, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class SubmitResultResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("next",)
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    next: NextStep
+    def __init__(self, next: _Optional[_Union[NextStep, _Mapping]] = ...) -> None: ...

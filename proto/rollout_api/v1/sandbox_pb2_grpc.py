@@ -138,7 +138,9 @@ class SandboxServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitResult(self, request, context):
-        """Ends the episode. The first accepted result counts; after it only SendOutput is served.
+        """Ends the episode, or one step of a task that has several: then the response, which may take as long as the step
+        is graded, has the next one. The first accepted result of each step counts; after the last only SendOutput is
+        served. A retry with the same step gets the recorded answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

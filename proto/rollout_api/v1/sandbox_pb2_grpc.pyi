@@ -91,7 +91,10 @@ class SandboxServiceStub:
         rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         rollout_api.v1.sandbox_pb2.SubmitResultResponse,
     ]
-    """Ends the episode. The first accepted result counts; after it only SendOutput is served."""
+    """Ends the episode, or one step of a task that has several: then the response, which may take as long as the step
+    is graded, has the next one. The first accepted result of each step counts; after the last only SendOutput is
+    served. A retry with the same step gets the recorded answer.
+    """
 
 class SandboxServiceAsyncStub:
     """What a sandbox may ask of the orchestrator."""
@@ -156,7 +159,10 @@ class SandboxServiceAsyncStub:
         rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         rollout_api.v1.sandbox_pb2.SubmitResultResponse,
     ]
-    """Ends the episode. The first accepted result counts; after it only SendOutput is served."""
+    """Ends the episode, or one step of a task that has several: then the response, which may take as long as the step
+    is graded, has the next one. The first accepted result of each step counts; after the last only SendOutput is
+    served. A retry with the same step gets the recorded answer.
+    """
 
 class SandboxServiceServicer(metaclass=abc.ABCMeta):
     """What a sandbox may ask of the orchestrator."""
@@ -237,6 +243,9 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_api.v1.sandbox_pb2.SubmitResultResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.SubmitResultResponse]]:
-        """Ends the episode. The first accepted result counts; after it only SendOutput is served."""
+        """Ends the episode, or one step of a task that has several: then the response, which may take as long as the step
+        is graded, has the next one. The first accepted result of each step counts; after the last only SendOutput is
+        served. A retry with the same step gets the recorded answer.
+        """
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

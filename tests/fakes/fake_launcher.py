@@ -104,6 +104,10 @@ class FakeSandbox:
     async def kill(self) -> None:
         """Nothing in it changes anything any more."""
 
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        yield
+
     @contextmanager
     def written(self) -> Iterator[int]:
         raise SandboxLostError("a fake writes nothing")

@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.outcome import Refused, Submission
 from orchestrator.rules.waits import aside
-from orchestrator.types import Attachment, Completion, Healthcheck, Task
+from orchestrator.types import Attachment, Completion, Grader, Healthcheck, Task, TaskStep
 from sandbox.runner.client import Client
 from sandbox.types import Box, Message, Result, StepReport
 from tests.fakes.completers import ScriptedCompleter
@@ -117,6 +118,61 @@ async def test_a_healthcheck_is_on_no_clock(stub: Stub, server: SandboxServer) -
     assert elapsed_s > 0
     await stub.ReportHealthy(pb.ReportHealthyRequest())
     assert given.clock.elapsed_s >= elapsed_s, "a repetition gives no time"
+
+
+def of_steps(number: int = 2) -> Task:
+    graders = [Grader("command", command=("true",)) for _ in range(number)]
+    steps = [TaskStep(f"s{n}", f"question {n}", grader) for n, grader in enumerate(graders)]
+    return Task("id", "question 0", grader=graders[0], steps=tuple(steps))
+
+
+async def test_a_step_is_answered_when_it_is_graded_and_a_repetition_gets_the_same(
+    stub: Stub, server: SandboxServer
+) -> None:
+    given = lease(task=of_steps())
+    items = await parked(stub, server, given)
+    assert items[0].assignment.steps == 2
+    done = pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_FINAL_ANSWER, answer=b"1", step=1)
+    for skip in (2, 3, 99):
+        ahead = pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_FINAL_ANSWER, step=skip)
+        assert await code_of(stub.SubmitResult(ahead, timeout=20)) is grpc.StatusCode.INVALID_ARGUMENT
+    assert given.live, "nothing was skipped"
+    first = asyncio.ensure_future(stub.SubmitResult(done))
+    assert isinstance(ended := await given.ended(), Submission)
+    assert (ended.step, ended.answer) == (1, b"1")
+    second = asyncio.ensure_future(stub.SubmitResult(done))
+    assert await code_of(stub.Complete(complete())) is grpc.StatusCode.FAILED_PRECONDITION, "while it is graded"
+    assert [first.done(), second.done()] == [False, False]
+    given.go_on(given.plan.task.steps[1])
+    later = await stub.SubmitResult(done)
+    for answer in (await first, await second, later):
+        assert answer.next.question == "question 1"
+    assert (await stub.Complete(complete())).HasField("completion")
+    last = pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_FINAL_ANSWER, answer=b"2", step=2)
+    assert not (await stub.SubmitResult(last)).HasField("next")
+    assert await code_of(stub.SubmitResult(last)) is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_task_may_end_with_any_step(stub: Stub, server: SandboxServer) -> None:
+    given = lease(task=of_steps())
+    await parked(stub, server, given)
+    done = pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_MAX_STEPS)
+    answer = asyncio.ensure_future(stub.SubmitResult(done))
+    await given.ended()
+    given.finish()
+    assert not (await answer).HasField("next")
+    assert not (await stub.SubmitResult(done)).HasField("next")
+    assert not given.live
+
+
+async def test_each_step_has_a_time_of_its_own() -> None:
+    task = of_steps()
+    task = replace(task, steps=(replace(task.steps[0], timeout_s=5.0), replace(task.steps[1], timeout_s=7.0)))
+    given = lease(task=task)
+    assert given.deadline_s == 5
+    given.refuse("max_steps", "")
+    given.go_on(task.steps[1])
+    assert given.deadline_s == 7
 
 
 async def test_only_one_park_is_served(stub: Stub, server: SandboxServer) -> None:

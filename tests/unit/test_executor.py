@@ -21,7 +21,7 @@ from orchestrator.engine import executor as executor_module
 from orchestrator.engine.executor import Executor, Result, failure_of
 from orchestrator.engine.health import HealthGate
 from orchestrator.errors import AuthenticationError, DockerError, OutputError, RunUnhealthy
-from orchestrator.host import rollout as rollout_module
+from orchestrator.host import endings
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.local import LocalHost
 from orchestrator.host.resources import Resources
@@ -360,7 +360,7 @@ async def test_standstill_of_our_own_is_nobodys_timeout(monkeypatch: pytest.Monk
     async def once() -> float:
         return stops.pop() if stops else await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(rollout_module, "standstill", once)
+    monkeypatch.setattr(endings, "standstill", once)
     bench = Bench()
     results = await bench.executor.execute(a_plan())
     assert results is not None
@@ -379,7 +379,7 @@ async def test_what_is_late_after_a_standstill_is_nobody_s_timeout(
     monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     """This process really stands still, for longer than the rollout may last."""
-    monkeypatch.setattr(rollout_module, "standstill", partial(standstill, 1.5))
+    monkeypatch.setattr(endings, "standstill", partial(standstill, 1.5))
     bench = Bench(launcher=FakeLauncher(parking_and_staying), max_retries=0)
     running = asyncio.create_task(bench.executor.execute(a_plan(limits=limits)))
     async with asyncio.timeout(60.0):

@@ -267,9 +267,9 @@ def test_a_closing_tag_inside_the_opening_one_is_no_stop_string() -> None:
 
 async def test_the_first_result_wins() -> None:
     lease, _ = a_lease(["x"])
-    lease.submit(Submission("final_answer", b"1", ""))
+    await lease.submit(Submission("final_answer", b"1", ""))
     with pytest.raises(ProtocolError):
-        lease.submit(Submission("final_answer", b"2", ""))
+        await lease.submit(Submission("final_answer", b"2", ""))
     assert await lease.ended() == Submission("final_answer", b"1", "")
 
 

@@ -466,8 +466,8 @@ def test_a_container_that_has_ended_is_an_oserror(shown: Path) -> None:
 # ---------------------------------------------------------------- how it ended
 
 
-async def never(name: str) -> None:
-    pytest.fail("nothing is to be killed")
+async def never(name: str, still: bool = False) -> None:
+    pytest.fail("nothing is to be killed, or held still")
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ async def never(name: str) -> None:
 async def test_whose_doing_an_end_is(
     tmp_path: Path, status: int, kills: str | None, told: tuple[int, bool] | None
 ) -> None:
-    sandbox = OciSandbox(UidPair(20_000, 20_001), never)
+    sandbox = OciSandbox(UidPair(20_000, 20_001), never, never)
     if kills is not None:
         sandbox.kills = tmp_path / "memory.oom_control"
         sandbox.kills.write_text(f"oom_kill_disable 0\nunder_oom 0\n{kills}\n")

@@ -44,6 +44,7 @@ from orchestrator.types import (
     SandboxExit,
     Score,
     Step,
+    StepGrade,
     ToolCall,
     Tools,
     Turn,
@@ -300,7 +301,8 @@ def test_untrained_tokens_are_whole_whatever_their_share_is_as_a_float() -> None
 def test_every_field_of_a_line_is_written() -> None:
     member = a_member()
     sized = replace(member, attempt=replace(member.attempt, plan=replace(member.attempt.plan, group_size=4)))
-    record = a_record(changes=Difference(), grade=Grade())
+    graded = (StepGrade("a", Grade()),)
+    record = a_record(changes=Difference(), grade=Grade(), step_grades=graded)
     line = attempt_line(replace(sized, attempt=replace(sized.attempt, record=record)))
     assert set(line) == set(AttemptLine.__annotations__) | _inherited()
     assert read_attempt(dumps(line)).group_size == read_counted(dumps(line)).group_size == 4  # type: ignore[union-attr]

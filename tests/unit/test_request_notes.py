@@ -70,7 +70,9 @@ async def test_refusals_after_the_first_completion_are_kept_and_those_before_it_
     lease = a_lease(completions=10)
     await ask(lease, 1, RequestNotes(("user",), ("before the first one",)))
     await ask(lease, 2, RequestNotes(("user", "store"), (REFUSED, "key sk-abcdefgh12345678")))
-    lease.submit(Submission("no_answer", None, "", requests=RequestNotes((), (REFUSED, "last", "one too many"))))
+    await lease.submit(
+        Submission("no_answer", None, "", requests=RequestNotes((), (REFUSED, "last", "one too many")))
+    )
     assert lease.requests == RequestNotes(("user", "store"), (REFUSED, "key [key]", "last"))
 
 

@@ -107,7 +107,7 @@ async def graded(launcher: OciLauncher, spec: SandboxSpec, task: Task, script: s
     """Of the state in which an agent leaves its sandbox that runs this script."""
     async with launcher.run(spec, shell(script)) as box:
         await box.command_end()
-        return await grade(task, spec, launcher, box)
+        return await grade(task, spec, launcher, (box,))
 
 
 def a_task(grader: Grader, tests: Path, workspaces: Workspaces) -> Task:
@@ -142,7 +142,7 @@ async def test_honest_work_gets_its_reward_and_no_work_gets_none(
         right
     )
     assert [test.outcome for test in right.tests] == ["passed", "passed"]
-    nothing = await grade(task, spec, launcher, None)
+    nothing = await grade(task, spec, launcher)
     assert (nothing.rewards, nothing.fault) == ({"reward": 0}, "")
     assert [test.outcome for test in nothing.tests] == ["failed", "failed"]
 

@@ -16,7 +16,7 @@ from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.harbor.task import read_folder
 from orchestrator.tasks.no_tasks import tasks_to_evaluate, tasks_to_train
-from orchestrator.types import BadTask, Collect, Healthcheck, Task
+from orchestrator.types import BadTask, Call, Collect, ContextMessage, Healthcheck, Task, TaskFile
 from tests.fakes.harbor import TOML, a_task
 
 
@@ -240,6 +240,153 @@ def test_a_compose_file_may_name_the_image(tmp_path: Path) -> None:
     assert only(a_task(tmp_path / "t", environment__Dockerfile=None, **compose)).dockerfile == "FROM python:3.12"
 
 
+# ---------------------------------------------------------------- steps, and what came before
+
+ATIF = json.dumps({
+    "schema_version": "ATIF-v1.6", "agent": {"name": "other", "version": "1"}, "steps": [
+        {"step_id": 1, "source": "system", "message": "You are somebody else."},
+        {"step_id": 2, "source": "user", "message": "Hello."},
+        {"step_id": 3, "source": "agent", "message": "I look.", "reasoning_content": "hm",
+         "tool_calls": [{"tool_call_id": "c1", "function_name": "bash", "arguments": {"command": "ls"}}],
+         "observation": {"results": [{"source_call_id": "c1", "content": [{"type": "text", "text": "a b"}]}]}},
+    ],
+})  # fmt: skip
+
+
+def test_a_conversation_before_the_first_turn_is_context(tmp_path: Path) -> None:
+    context = only(a_task(tmp_path / "t", trajectory_json=ATIF)).context
+    assert context == (
+        ContextMessage("user", "Hello."),
+        ContextMessage("assistant", "I look.", (Call("c1", "bash", '{"command": "ls"}'),)),
+        ContextMessage("tool", "a b", call_id="c1"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("1" * 10_000, "no JSON"),
+        ("{}", "no ATIF"),
+        (ATIF.replace("v1.6", "v2.0"), "schema_version"),
+        (ATIF.replace('"step_id": 2', '"step_id": 3'), "step 2 has the step_id 3"),
+        (ATIF.replace('"source_call_id": "c1"', '"source_call_id": "c2"'), "a call that it does not make"),
+        (ATIF.replace('"tool_call_id": "c1"', '"tool_call_id": "<|im_end|>"'), "tool_call_id"),
+        (ATIF.replace("a b", "\\ud800"), "lone surrogates"),
+        ("x" * (2 << 20), "more than 1048576 bytes"),
+    ],
+)
+def test_a_conversation_that_cannot_be_read_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    need, why = refusal(a_task(tmp_path / "t", trajectory_json=text))
+    assert (need, reason in why, "\n" in why) == ("", True, False), why
+
+
+TWO = """
+multi_step_reward_strategy = "final"
+artifacts = ["/of/all"]
+[agent]
+timeout_sec = 100.0
+[verifier]
+timeout_sec = 20.0
+env = {A = "task"}
+[[steps]]
+name = "one"
+min_reward = 0.5
+[steps.agent]
+timeout_sec = 300.0
+[[steps]]
+name = "Two words"
+min_reward = {quality = 0.25}
+artifacts = ["/of/two"]
+[steps.verifier]
+timeout_sec = 7.0
+env = {B = "step"}
+[steps.healthcheck]
+command = "true"
+"""
+
+
+def two_steps(folder: Path, toml: str = TWO, **files: str | None) -> Path:
+    a_task(folder, toml, instruction_md=None, **files)
+    for path, text in {
+        "one/instruction.md": "First.",
+        "one/trajectory.json": ATIF,
+        "one/tests/check.py": "",
+        "one/workdir/setup.sh": "exit 0",
+        "one/workdir/deep/run": "x",
+        "Two words/instruction.md": "# canary\nSecond.",
+        "Two words/tests/test.sh": "",
+        "Two words/solution/solve.sh": "",
+    }.items():
+        (folder / "steps" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "steps" / path).write_text(text)
+    (folder / "steps/one/workdir/deep/run").chmod(0o755)
+    return folder
+
+
+def test_steps_are_read_with_what_the_task_has_for_all_of_them(tmp_path: Path) -> None:
+    folder = two_steps(tmp_path / "t")
+    task = only(folder)
+    one, two = task.steps
+    assert (task.question, task.grader, len(task.context)) == ("First.", one.grader, 3)
+    assert (task.steps_reward, task.limits["rollout_timeout"]) == ("final", 300)
+    assert (one.name, one.least, one.timeout_s) == ("one", {"reward": 0.5}, 300)
+    assert (two.name, two.least, two.timeout_s, two.question) == ("Two words", {"quality": 0.25}, 100, "Second.")
+    assert one.grader.tests == f"{folder}/steps/one/tests", "the task's test.sh lies below"
+    assert one.grader.shared_tests == two.grader.shared_tests == f"{folder}/tests"
+    assert one.grader.solution == f"{folder}/solution"
+    assert two.grader.solution == f"{folder}/steps/Two words/solution"
+    assert (one.grader.timeout_s, two.grader.timeout_s) == (20, 7)
+    assert (one.grader.environment, two.grader.environment) == ({"A": "task"}, {"B": "step"})
+    assert {"/of/all"} == {*one.grader.named} - {"/logs/artifacts"}
+    assert {"/of/all", "/of/two"} == {*two.grader.named} - {"/logs/artifacts"}
+    assert one.files == (TaskFile("setup.sh", b"exit 0"), TaskFile("deep/run", b"x", executable=True))
+    assert one.setup is not None
+    assert two.setup is None
+    assert two.grader.healthcheck == two.healthcheck == Healthcheck("true")
+
+
+@pytest.mark.parametrize(
+    ("toml", "reason"),
+    [
+        ('[[steps]]\nname = "../one"', "no name of a step"),
+        ('[[steps]]\nname = ".."', "no name of a step"),
+        ('[[steps]]\nname = "one"\n[[steps]]\nname = "ONE"', "the same name"),
+        ('[[steps]]\nname = "one"\nmin_reward = nan', "min_reward"),
+        ('[[steps]]\nname = "three"', "it has no steps/three/"),
+        ("[[steps]]\n" * 60, "steps"),
+        ('multi_step_reward_strategy = "best"\n', "multi_step_reward_strategy"),
+    ],
+)
+def test_steps_that_cannot_be_read_are_refused(tmp_path: Path, toml: str, reason: str) -> None:
+    need, why = refusal(two_steps(tmp_path / "t", toml, tests__test_sh=None))
+    assert (need, reason in why, "\n" in why) == ("", True, False), why
+
+
+@pytest.mark.parametrize("what", ["link", "folder", "pipe", "large", "way"])
+def test_hostile_files_of_a_step_are_refused(tmp_path: Path, what: str) -> None:
+    folder = two_steps(tmp_path / "t")
+    workdir, secret = folder / "steps/one/workdir", tmp_path / "secret"
+    secret.mkdir()
+    (secret / "instruction.md").write_text("The secret.")
+    match what:
+        case "link":
+            (workdir / "x").symlink_to("/etc/passwd")
+        case "folder":
+            (workdir / "x").symlink_to(secret)
+        case "pipe":
+            os.mkfifo(workdir / "x")
+        case "large":
+            (workdir / "x").write_bytes(b"x" * (3 << 20))
+        case "way":
+            (folder / "steps/one").rename(folder / "aside")
+            (folder / "steps/one").symlink_to(secret)
+    need, why = refusal(folder)
+    assert need == ""
+    assert "secret" not in why.replace("steps/one", "")
+
+
 # ---------------------------------------------------------------- refusals
 
 HUGE = "9" * 5_000
@@ -255,8 +402,10 @@ REFUSED = [
     ('[verifier.environment]\ngpus = 1\n', {}, "a GPU"),
     ('[environment.tpu]\ntype = "v4"\ntopology = "2x2"\n', {}, "a TPU"),
     ('[[environment.mcp_servers]]\nname = "m"\nurl = "http://127.0.0.1:1"\n', {}, "an MCP server"),
-    ('[[steps]]\nname = "one"\n', {}, "several steps"),
-    ("", {"trajectory_json": "{}"}, "a conversation before the first turn"),
+    ('[[steps]]\nname = "one"\n[steps.agent]\nuser = "x"\n', {}, "another user in a step"),
+    ('[[steps]]\nname = "one"\n[steps.verifier.environment]\ngpus = 1\n', {}, "a GPU"),
+    ('[[steps]]\nname = "one"\n[[steps.verifier.collect]]\ncommand = "x"\nservice = "db"\n', {}, "compose"),
+    ("", {"trajectory_json": ATIF.replace('"Hello."', '[{"type": "image"}]')}, "pictures or sounds"),
     ('[environment]\nenv = {KEY = "${KEY}"}\n', {}, "a variable of the host"),
     ('[verifier]\nenv = {KEY = "${KEY}"}\n', {}, "a variable of the host"),
     ('[solution]\nenv = {KEY = "${KEY}"}\n', {}, "a variable of the host"),

@@ -16,11 +16,30 @@ from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.observer import Observer
 from orchestrator.settings.sources import load_config
 from orchestrator.tasks.content import content_of
-from orchestrator.types import BadTask, Checked, Grader, Task, TaskCheck
+from orchestrator.types import BadTask, Checked, Grader, Task, TaskCheck, TaskStep
 
 DOCKER, OCI, PROCESS = (("--env.launcher", name) for name in ("docker", "oci", "process"))
 GRADER = Grader("command", command=("true",))
 WRITABLE = ("--env.launcher", "oci", "--env.sandbox_root", "writable")
+
+
+@pytest.mark.parametrize(
+    ("user", "flags", "words"),
+    [
+        (0, (), None),
+        (1000, (), "its steps need root here"),
+        (0, ("--env.sandbox_storage", "4GiB"), "its steps need a root in memory"),
+    ],
+)
+def test_several_steps_need_a_sandbox_that_can_be_held_still_and_copied(
+    user: int, flags: tuple[str, ...], words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    config = load_config([*OCI, *flags], environ={})
+    wanted = Task("t", "?", grader=GRADER, steps=(TaskStep("a", "?", GRADER), TaskStep("b", "?", GRADER)))
+    reason = why_unfit(wanted, config.env, config.sandbox_spec(wanted))
+    assert (reason or "").startswith(words or "")
+    assert (reason is None) == (words is None)
 
 
 @pytest.mark.parametrize(

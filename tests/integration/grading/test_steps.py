@@ -166,6 +166,21 @@ async def test_each_step_is_graded_while_nothing_runs_and_the_conversation_goes_
     assert "beat" in next(exported.glob("**/steps/1-first/verifier/test-stdout.txt")).read_text()
 
 
+async def test_a_resumed_run_takes_recorded_steps_as_they_are(home: Path, base: str) -> None:
+    a_task_of_steps(home / "tasks" / "three")
+    (line,) = await rolled_out(home, base, beating)
+    before = (home / "run" / "groups.jsonl").read_text()
+    (home / "run" / "groups.jsonl").write_text("")
+    async with ScriptedServer("vllm", beating) as server:
+        given = [one for one in command_of(home, base, server.base_url) if "run_dir" not in one]
+        given = [one for one in given if one != str(home / "run")]
+        ended = await run(*given, "--env.resume", str(home / "run"), directory=home, environ=oci_images.CACHE)
+    assert ended.code == 0, ended
+    assert lines(home / "run" / "rollouts.jsonl") == [line]
+    (again,), (first,) = lines(home / "run" / "groups.jsonl"), [json.loads(before)]
+    assert (again["tokens"], again["scores"]) == (first["tokens"], first["scores"])
+
+
 async def test_a_played_run_is_graded_step_by_step_again(home: Path, base: str) -> None:
     a_task_of_steps(home / "tasks" / "three")
     await rolled_out(home, base, beating)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -36,7 +36,7 @@ from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError, os_error_as
-from orchestrator.host.base import HostNow, Provision, SlotNeedless
+from orchestrator.host.base import HostNow, Provision, SlotNeedless, UnderWay
 from orchestrator.host.setup import HostSetup
 from orchestrator.host.slots import Line
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
@@ -131,6 +131,10 @@ class Nodes:
 
     def now(self) -> Mapping[str, HostNow]:
         return {node.name: node.now for node in self._members.nodes.values()}
+
+    def under_way(self) -> Sequence[UnderWay]:
+        """None: what a node's rollouts were served stays there until they end."""
+        return ()
 
     async def why_unfit(self, spec: SandboxSpec) -> str | None:
         """What the last node says, if all that work say something."""

@@ -4,7 +4,7 @@ A run asks for room, is given a host for one attempt, and has it carry out the p
 with the run: tasks, groups, retries, scores, files.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -40,6 +40,16 @@ class HostNow:
     starting_s: float = 0.0
     sampling: int = 0
     away: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A rollout that has a sandbox now. `attempt`: makes what is known of it so far; its outcome says nothing."""
+
+    plan: RolloutPlan
+    turns: int
+    elapsed_s: float
+    attempt: Callable[[], Attempt]
 
 
 SlotNeedless = Callable[[], AbstractContextManager[None]]
@@ -96,6 +106,9 @@ class Hosts(Protocol):
 
     def now(self) -> Mapping[str, HostNow]:
         """How each host stands, by its name. Of a node of a cluster: when it last gave a sign of life."""
+
+    def under_way(self) -> Sequence[UnderWay]:
+        """The rollouts that have a sandbox on this machine."""
 
     async def why_unfit(self, spec: SandboxSpec) -> str | None:
         """Why the image or the user makes such a sandbox impossible, wherever it would be made. None: they do not,

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
+from time import time
 from typing import Any
 
 from orchestrator.completion.replay import ReplayCompleter, Replayed
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable, RolloutError
-from orchestrator.host.base import Host, HostNow, Provision, SlotNeedless
+from orchestrator.host.base import Host, HostNow, Provision, SlotNeedless, UnderWay
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
 from orchestrator.host.slots import Line
-from orchestrator.types import Attempt, Failed, FailedName, RolloutPlan, SandboxSpec
+from orchestrator.proxy.lease import Lease
+from orchestrator.types import Attempt, Failed, FailedName, Record, RolloutPlan, SandboxSpec
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +100,12 @@ class LocalHost:
             )
         return {self.name: now}
 
+    def under_way(self) -> Sequence[UnderWay]:
+        return [
+            UnderWay(lease.plan, lease.completions.turns.count, lease.clock.elapsed_s, partial(_so_far, lease))
+            for lease in self.resources.leases
+        ]
+
     async def why_unfit(self, spec: SandboxSpec) -> str | None:
         try:
             await self.resources.launcher.check_image(spec)
@@ -156,6 +165,20 @@ class LocalHost:
     async def replayed(self) -> Replayed | None:
         completer = self.resources.completer
         return completer.replayed if isinstance(completer, ReplayCompleter) else None
+
+
+def _so_far(lease: Lease) -> Attempt:
+    """What is known of a rollout that has not ended."""
+    elapsed_s = lease.clock.elapsed_s
+    record = Record(
+        started_at=time() - elapsed_s,
+        turns=tuple(lease.turns),
+        tool_calls=tuple(lease.tool_calls),
+        steps=tuple(lease.steps),
+        duration_s=elapsed_s,
+        waiting_s=lease.clock.waiting_s,
+    )
+    return Attempt(lease.plan, record, Failed(FailedName.CANCELLED, ""))
 
 
 class _Slot:

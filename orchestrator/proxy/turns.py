@@ -83,6 +83,10 @@ class Turns:
         return bool(self._turns)
 
     @property
+    def count(self) -> int:
+        return len(self._turns)
+
+    @property
     def all(self) -> list[Turn]:
         """The turns so far, in the order in which they were begun."""
         turns: list[Turn] = []

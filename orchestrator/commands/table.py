@@ -8,6 +8,7 @@ from orchestrator.launch.names import EXTRAS
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.flags import OPTIONS, Command
 from orchestrator.settings.kinds import Choice, File, Files, Flag, Integer, Kind, Number, Size, Text, seconds
+from orchestrator.settings.output import OutputSettings
 from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.settings.row import Setting
 from orchestrator.settings.sandbox import SandboxSettings
@@ -184,6 +185,13 @@ COMMANDS = (
                 "outcome", Text("an outcome, like max_steps", "NAME"), "only rollouts that ended so", unset="all"
             ),
             _NO_ANSWERS,
+            _option(
+                "serve",
+                Flag(),
+                "serve a page with every rollout, however many, in place of a file",
+                default=False,
+            ),
+            _option("port", OutputSettings.rows()["view_port"].kind, "where it is served", unset="a free port"),
             *_PRICES,
         ),
     ),

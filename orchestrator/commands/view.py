@@ -1,9 +1,14 @@
-"""`orchestrator view PATH`: the report of a run, made anew from its files, finished or not."""
+"""`orchestrator view PATH`: the report of a run, made anew from its files, finished or not; or served."""
 
+import asyncio
 import re
+import sqlite3
 import sys
 import tempfile
+import time
 import webbrowser
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
 from orchestrator.errors import ConfigError, OutputError, os_error_as
 from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
+from orchestrator.report.live import LiveReport
 from orchestrator.report.summary import Run, Wanted
 from orchestrator.report.totals import outcome_counts
 from orchestrator.run.files import (
@@ -23,7 +29,12 @@ from orchestrator.run.files import (
     saved_tokenizer,
 )
 from orchestrator.run.prices import PriceList
+from orchestrator.telemetry.live_page import served
 from orchestrator.terminal.closing import cost_text, outcomes_text, print_rows
+from orchestrator.terminal.signals import Stopped, stoppable
+
+TELL_S = 5.0
+INTERRUPTED = 130
 
 
 def run(
@@ -35,13 +46,22 @@ def run(
     group: int | None,
     outcome: str | None,
     no_answers: bool,
+    serve: bool,
+    port: str | None,
     prompt_price: float | None,
     completion_price: float | None,
     price_table: Path | None,
 ) -> int:
-    """0: the report is written. Raises ConfigError for files that are no run or lack what is wanted."""
+    """0: the report is written, or was served. Raises ConfigError for files that are no run or lack what is
+    wanted."""
     files, price_list = find_run(path), PriceList.read(prompt_price, completion_price, price_table)
     given = rollout, group, outcome
+    if serve:
+        if files.directory is None or output is not None or given != (None, None, None):
+            raise ConfigError("--serve takes a run directory and shows all of it: leave --output and the like out")
+        return _serve(files.directory, _tokenizer(files, tokenizer), price_list, port or "0", browser)
+    if port is not None:
+        raise ConfigError("--port is for --serve: give both")
     wanted = None if given == (None, None, None) else Wanted(*given)
     html = output or _beside(files, wanted)
     with os_error_as(OutputError, f"cannot write the report {html}", "; set --output to another place"):
@@ -54,6 +74,46 @@ def run(
     if browser and not webbrowser.open(html.absolute().as_uri()):
         print("no browser could be opened here", file=sys.stderr)
     return 0
+
+
+def _serve(directory: Path, tokenizer: Tokenizer | None, price_list: PriceList, port: str, browser: bool) -> int:
+    """Until it is interrupted. Raises ConfigError, EnvironmentUnusable."""
+    failed = f"cannot keep an index of {directory}"
+    try:
+        with os_error_as(OutputError, failed), ExitStack() as stack:
+            report = LiveReport(directory, lambda: tokenizer, price_list)
+            stack.callback(report.close)
+            report.read(_tell_share())
+            stack.pop_all()
+    except sqlite3.Error as error:
+        raise OutputError(f"{failed}: {error}") from error
+
+    async def shown() -> None:
+        async with served(lambda: report, port, "--port") as url:
+            print(f"report: {url}", flush=True)
+            print("Whoever has this address can read the run. Ctrl-C ends it.", file=sys.stderr)
+            if browser and not await asyncio.to_thread(webbrowser.open, url):
+                print("no browser could be opened here", file=sys.stderr)
+            await asyncio.Event().wait()
+
+    try:
+        asyncio.run(stoppable(shown(), drain=lambda: None, drain_timeout_s=0))
+    except Stopped as stopped:
+        return 0 if stopped.exit_code == INTERRUPTED else stopped.exit_code
+    return 0
+
+
+def _tell_share() -> Callable[[float], None]:
+    """Tells how much of a long record was read, every so often."""
+    told = time.monotonic()
+
+    def tell(share: float) -> None:
+        nonlocal told
+        if time.monotonic() > told + TELL_S:
+            told = time.monotonic()
+            print(f"index: {100 * share:.0f} % of the record", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _beside(files: RunFiles, wanted: Wanted | None) -> Path:

@@ -1,6 +1,8 @@
 // The run as a whole: its facts, its results, and the table of groups.
 
-const PAGE_ROWS = 300;
+const PAGE_ROWS = SERVED ? 100 : 300;
+const MOST_ROWS = SERVED ? 2000 : Infinity;
+const TYPING = 250;  // milliseconds without a key, before a server is asked
 const COURSE_BINS = 12;
 const COLUMNS = [
   { name: "group", key: (g) => g.number, numeric: true },
@@ -40,8 +42,9 @@ function overview() {
   const model = run.facts.find(([name]) => name === "model");
   return [
     el("header", "", el("h1", "", shown(run.name || "Run report")), model ? el("p", "model", shown(model[1])) : null),
-    livePanel(),
-    ...(run.evaluation ? measuredPanels() : [tiles(), notices(), el("div", "panels", outcomePanel(), scorePanel(), usePanel())]),
+    nowPanel("now"),
+    ...(run.evaluation ? [...measuredPanels(), nowPanel("running")]
+      : [tiles(), notices(), nowPanel("running"), el("div", "panels", outcomePanel(), scorePanel(), usePanel())]),
     errorsAndCourse(),
     run.evaluation ? null : correctPanel(),
     lossPanel(),
@@ -59,10 +62,15 @@ function notices() {
   for (const note of run.notes) list.append(el("li", "", shown(note)));
   if (rollouts) list.append(el("li", "warning", `Unreadable and not shown: ${counted(rollouts, "line")} of rollouts.jsonl.`));
   if (groups) list.append(el("li", "warning", `Unreadable and not shown: ${counted(groups, "line")} of the groups file.`));
-  if (run.forgotten) {
+  if (SERVED && run.most !== null && run.rollouts.length >= run.most && run.totals.attempts > run.rollouts.length) {
+    list.append(el("li", "warning", `Medians, scores over time and slots are of the last ${whole(run.rollouts.length)} attempts; all else is of all.`));
+  }
+  if (SERVED && run.forgotten) {
+    list.append(el("li", "warning", `Of groups with very many attempts, the first ${whole(run.forgotten)} attempts can be read in rollouts.jsonl alone.`));
+  } else if (run.forgotten) {
     list.append(el("li", "warning",
       `The figures are of all attempts. Groups, medians and slots are of the last ${whole(run.rollouts.length)}; ` +
-      `${counted(run.forgotten, "earlier one")} of ${counted(run.forgotten_groups, "group")} can be read in rollouts.jsonl.`));
+      `${counted(run.forgotten, "earlier one")} of ${counted(run.forgotten_groups, "group")} are shown by "orchestrator view --serve ${plain(run.directory)}".`));
   }
   if (run.shared) list.append(el("li", "", "For sharing: reference answers, answers and steps are not in this file, as a right answer tells the reference."));
   if (run.only) list.append(el("li", "warning", shown(`This page has only ${run.only}. The figures are of the whole run.`)));
@@ -70,7 +78,7 @@ function notices() {
     list.append(el("li", "warning",
       `To keep this file small it has the steps and tokens of ${whole(run.rollouts.length - run.left_out)} of ` +
       `${counted(run.rollouts.length, "attempt")}: of every outcome, and of groups of each kind and level in turns. All the others are in the table; ` +
-      `to see one, "orchestrator view ${plain(run.directory)} --rollout ID".`));
+      `to see them, "orchestrator view --serve ${plain(run.directory)}".`));
   }
   return list.childElementCount ? list : null;
 }
@@ -80,7 +88,7 @@ function tiles() {
   if (totals === null) return null;
   const start = new Date(totals.began === null ? NaN : totals.began * 1000);
   const tile = (value, name, more) => el("div", "tile", el("b", "", value), el("span", "", name), more ? el("small", "", more) : null);
-  const underWay = run.groups.filter(isUnderWay).length;
+  const underWay = SERVED && run.going_on ? run.under_way : 0;
   const dropped = Math.max(0, totals.groups - totals.written - underWay);
   const others = [dropped ? `${whole(dropped)} not written` : "", underWay ? `${whole(underWay)} under way` : ""].filter(Boolean);
   const groups = [["divided", "right and wrong"], ["wrong", "all wrong"], ["right", "all right"]].map(([kind, label]) => {
@@ -307,19 +315,54 @@ function groupWord() {
   return run.evaluation ? "task" : "group";
 }
 
+// What a server is asked for.
+function tableQuery() {
+  return Object.fromEntries(new URLSearchParams(overviewHash().slice(2)));
+}
+
 // The next group in the table as sorted and filtered; for a group not in the table, the next of all.
 function neighbour(group, step) {
+  if (SERVED) {
+    const number = step < 0 ? group.before : group.after;
+    return number === null || number === undefined ? undefined : { number };
+  }
   const rows = table.rows.includes(group) ? table.rows : run.groups;
   return rows[rows.indexOf(group) + step];
 }
 
+// The groups that the table is to have, of a page that has all.
+function fittingGroups() {
+  if (table.search) readTranscripts();
+  const words = table.search.toLowerCase().split(/\s+/).filter(Boolean);
+  const passes = (g) => words.every((word) => g.text.includes(word)) &&
+    (!table.which || (table.which === "dropped" ? !g.written : g[table.which])) &&
+    (!table.outcome || g.attempts.some((r) => r.outcome === table.outcome));
+  const rows = run.groups.filter(passes).sort((a, b) => {
+    const [x, y] = [table.sort.key(a), table.sort.key(b)];
+    if (x === null || y === null) return (x === null) - (y === null);  // unknown values last in both directions
+    return (x < y ? -1 : x > y ? 1 : 0) * (table.down ? -1 : 1) || a.number - b.number;
+  });
+  return { rows, count: rows.length, all: run.groups.length };
+}
+
+let tablePanel = { columns: "" };  // one for as long as it has the same columns and choices
+
 function groupTable() {
-  const columns = COLUMNS.filter((c) => !c.optional || run.groups.some(c.optional));
+  const columns = COLUMNS.filter((c) => !c.optional || (SERVED ? run.columns.includes(c.name) : run.groups.some(c.optional)));
+  const outcomes = run.totals ? run.totals.outcomes.map(([name]) => name) : [];
+  const has = JSON.stringify([columns.map((c) => c.name), outcomes, run.going_on]);
+  if (tablePanel.has !== has) tablePanel = { has, ...newTable(columns, outcomes) };
+  tablePanel.show();
+  return tablePanel.element;
+}
+
+function newTable(columns, outcomes) {
   const search = el("input");
-  Object.assign(search, { type: "search", id: "search", placeholder: LIVE ? "task, question, answer, error or id" : "task, question, answer, transcript or id" });
+  Object.assign(search, { type: "search", id: "search", placeholder: "task, question, answer, transcript or id" });
   search.setAttribute("aria-label", search.placeholder);
-  const choice = (label, options) => {
+  const choice = (id, label, options) => {
     const select = el("select");
+    select.id = id;
     select.setAttribute("aria-label", label);
     for (const [value, text] of options) {
       const option = el("option", "", shown(text));
@@ -328,12 +371,9 @@ function groupTable() {
     }
     return select;
   };
-  const which = choice("which groups", [["", "all groups"], ["mixed", "mixed scores"], ["divided", "right and wrong"], ["wrong", "all wrong"], ["right", "all right"],
-    ...(run.evaluation ? [["dropped", "not complete"]] : [["written", "written"], ["dropped", LIVE ? "not written yet" : "not written"]])]);
-  which.id = "which";
-  const names = counts(run.rollouts.map((r) => r.outcome)).map(([name]) => name);
-  const outcome = choice("outcome", [["", "any outcome"], ...names.map((name) => [name, name])]);
-  outcome.id = "outcome";
+  const which = choice("which", "which groups", [["", "all groups"], ["mixed", "mixed scores"], ["divided", "right and wrong"], ["wrong", "all wrong"], ["right", "all right"],
+    ...(run.evaluation ? [["dropped", "not complete"]] : [["written", "written"], ["dropped", run.going_on ? "not written yet" : "not written"]])]);
+  const outcome = choice("outcome", "outcome", [["", "any outcome"], ...outcomes.map((name) => [name, name])]);
   const told = el("span", "told");
   const body = el("tbody");
   const more = button("Show more", () => { table.limit += PAGE_ROWS; fill(); });
@@ -348,47 +388,52 @@ function groupTable() {
     if (column.title) head.title = column.title;
     return head;
   });
-
-  search.value = table.search;
-  which.value = table.which;
-  outcome.value = table.outcome;
+  let asked = 0;
 
   function fill() {
-    Object.assign(table, { search: search.value, which: which.value, outcome: outcome.value });
-    if (search.value) readTranscripts();
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const passes = (g) => words.every((word) => g.text.includes(word)) &&
-      (!which.value || (which.value === "dropped" ? !g.written : g[which.value])) &&
-      (!outcome.value || g.attempts.some((r) => r.outcome === outcome.value));
-    table.rows = run.groups.filter(passes).sort((a, b) => {
-      const [x, y] = [table.sort.key(a), table.sort.key(b)];
-      if (x === null || y === null) return (x === null) - (y === null);  // unknown values last in both directions
-      return (x < y ? -1 : x > y ? 1 : 0) * (table.down ? -1 : 1) || a.number - b.number;
-    });
+    const turn = ++asked;
+    if (!SERVED) return put(fittingGroups());
+    return askGroups(table.limit).then((found) => turn === asked && put(found), () => { told.textContent = AWAY; });
+  }
+
+  function put({ rows, count, all }) {
     heads.forEach((head, place) => {
       if (columns[place] === table.sort) head.setAttribute("aria-sort", table.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
-    body.replaceChildren(...table.rows.slice(0, table.limit).map((g) => groupRow(g, columns)));
-    table.chosen = -1;
-    told.textContent = table.rows.length === run.groups.length
-      ? counted(run.groups.length, groupWord()) : `${whole(table.rows.length)} of ${counted(run.groups.length, groupWord())}`;
-    more.hidden = table.rows.length <= table.limit;
+    const chosen = table.rows[table.chosen];
+    table.rows = rows;
+    body.replaceChildren(...rows.slice(0, table.limit).map((g) => groupRow(g, columns)));
+    table.chosen = SERVED && chosen ? rows.findIndex((g) => g.number === chosen.number) : -1;
+    if (table.chosen >= 0) choose(0);
+    told.textContent = count === all ? counted(all, groupWord()) : `${whole(count)} of ${counted(all, groupWord())}`;
+    more.hidden = count <= table.limit || table.limit >= MOST_ROWS;
+    if (count > MOST_ROWS && more.hidden) told.textContent += `, the first ${whole(MOST_ROWS)} are here: search, or sort otherwise`;
   }
 
   function changed() {
+    Object.assign(table, { search: search.value, which: which.value, outcome: outcome.value });
     fill();
+    if (home.hidden) return;  // another address was opened since the last key
     history.replaceState(null, "", overviewHash());
     document.body.dataset.shown = location.hash;
   }
 
-  search.addEventListener("input", changed);
+  let typed = 0;
+  search.addEventListener("input", () => {
+    clearTimeout(typed);
+    if (SERVED) typed = setTimeout(changed, TYPING);
+    else changed();
+  });
   which.addEventListener("change", changed);
   outcome.addEventListener("change", changed);
-  fill();
-  return el("section", "panel wide", el("h2", "", run.evaluation ? "Tasks" : "Groups"),
+  const element = el("section", "panel wide", el("h2", "", run.evaluation ? "Tasks" : "Groups"),
     el("div", "tools", search, which, outcome, told),
     scrolled(el("table", "groups", el("thead", "", el("tr", "", ...heads)), body), "the table"), more);
+  return { element, show() {
+    [search.value, which.value, outcome.value] = [table.search, table.which, table.outcome];
+    fill();
+  } };
 }
 
 function groupRow(group, columns) {

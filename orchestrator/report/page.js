@@ -4,8 +4,10 @@ const home = document.getElementById("overview");
 const view = document.getElementById("view");
 let homeScroll = 0;
 
+let current = null;  // what is shown, as `addressed` gives it
+
 // What the address names: {group}, {group, rollout, turn} or {group, rollout, other}; null for the overview.
-function addressed() {
+async function addressed() {
   const [hash, ...rest] = location.hash.slice(1).split("/").map((piece) => {
     try {
       return decodeURIComponent(piece);
@@ -15,28 +17,40 @@ function addressed() {
   });
   if (hash.startsWith("rollout-") || hash.startsWith("beside-")) {
     const aside = hash.startsWith("beside-");
-    const rollout = rolloutOf.get(hash.slice(aside ? 7 : 8));
+    const id = hash.slice(aside ? 7 : 8);
+    if (SERVED) await askGroup({ rollout: id });
+    const rollout = rolloutOf.get(id);
     const other = aside ? rolloutOf.get(rest[0]) : undefined;
     if (!rollout || (aside && (!other || other.group !== rollout.group))) return null;
     return { rollout, other, turn: aside ? 0 : Number(rest[0]) || 0, group: groupOf.get(rollout.group) };
   }
+  if (SERVED && /^group-\d{1,15}$/.test(hash)) await askGroup({ number: hash.slice(6) });
   const group = /^group-\d+$/.test(hash) ? groupOf.get(Number(hash.slice(6))) : undefined;
   return group ? { group } : null;
 }
 
 let routed = 0;
 
-async function route() {
+// `again`: what is shown already has changed.
+async function route(again) {
   const turn = ++routed;
-  const what = addressed();
+  const what = await addressed().catch(() => ({ away: true }));
+  if (turn !== routed) return;  // another address was opened meanwhile
+  if (what !== null && what.away) {
+    live.away = true;
+    view.replaceChildren(el("p", "warning box", AWAY));
+    [home.hidden, view.hidden, current] = [true, false, null];
+    return;
+  }
+  current = what;
   if (!home.hidden) homeScroll = scrollY;
   home.hidden = what !== null;
   view.hidden = what === null;
-  view.replaceChildren();
+  if (again !== true) view.replaceChildren();
   if (what === null) {
     const before = overviewHash();
     if (location.hash.startsWith("#?") || location.hash === "#" || !location.hash) setTable(location.hash);
-    if (LIVE || before !== overviewHash()) home.replaceChildren(...overview().filter(Boolean));
+    if (SERVED || before !== overviewHash()) home.replaceChildren(...overview().filter(Boolean));
     document.title = titleOf("");
     scrollTo(0, homeScroll);
     document.body.dataset.shown = location.hash;
@@ -44,6 +58,7 @@ async function route() {
   }
   const { group, rollout, other } = what;
   const build = other ? besideView(rollout, other) : rollout ? rolloutView(rollout) : Promise.resolve(groupView(group));
+  const at = scrollY;
   const shownNow = await build.catch(() => [el("p", "warning box", AWAY)]);
   if (turn !== routed) return;  // another address was opened meanwhile
   view.replaceChildren(...shownNow.filter(Boolean));
@@ -51,7 +66,8 @@ async function route() {
   document.body.dataset.shown = location.hash;
   document.title = titleOf(rollout ? plain(rollout.id.slice(0, 40)) : `Group ${group.number}`);
   const named = what.turn ? document.getElementById(`turn-${what.turn}`) : null;
-  if (named) named.scrollIntoView();
+  if (again === true) scrollTo(0, at);
+  else if (named) named.scrollIntoView();
   else scrollTo(0, 0);
 }
 
@@ -71,9 +87,9 @@ function goTo(group) {
   if (group) location.hash = `#group-${group.number}`;
 }
 
-document.addEventListener("keydown", (event) => {
+document.addEventListener("keydown", async (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const what = addressed();
+  const what = current;
   if (event.target.closest("input[type=search], select")) {
     if (event.key === "Escape") event.target.blur();
     return;
@@ -82,7 +98,7 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     if (what !== null) {
       location.hash = overviewHash();
-      route();
+      await route();
     }
     document.getElementById("search").focus();
   } else if (event.key === "j" || event.key === "k") {
@@ -103,19 +119,23 @@ document.addEventListener("keydown", (event) => {
 // Who is at a link or button stays there.
 function redrawHome() {
   const nameOf = (element) => element.href || element.textContent;
-  const name = home.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+  const focused = document.activeElement;
+  const name = home.contains(focused) ? nameOf(focused) : null;
   home.replaceChildren(...overview().filter(Boolean));
-  const same = name === null ? undefined : [...home.querySelectorAll("a, button")].find((element) => nameOf(element) === name);
-  if (same) same.focus({ preventScroll: true });
+  const same = home.contains(focused) ? focused : [...home.querySelectorAll("a, button")].find((element) => nameOf(element) === name);
+  if (same && name !== null) same.focus({ preventScroll: true });
 }
 
 // Shows what has changed, without taking a field from somebody who types in it, or the time line from who is in it.
-function refresh(changed) {
-  const typing = home.contains(document.activeElement) && document.activeElement.matches("input, select, canvas");
-  if (!home.hidden && !typing && (changed.size || !home.querySelector(".live"))) redrawHome();
-  else if (home.querySelector(".live")) home.querySelector(".live").replaceWith(livePanel());
-  const what = addressed();
-  if (what !== null && !what.rollout && changed.has(what.group.number)) view.replaceChildren(...groupView(what.group).filter(Boolean));
+async function refresh(changed) {
+  const focused = document.activeElement;
+  const typing = home.contains(focused) && focused.matches("input, select, canvas");
+  if (!home.hidden && (!home.childElementCount || (changed && !typing))) redrawHome();
+  for (const name of Object.keys(NOW)) {
+    const before = home.querySelector(`.${name}`);
+    if (before && !before.contains(focused)) before.replaceWith(nowPanel(name));
+  }
+  if (current !== null && !live.away && (current.rollout ? current.rollout.running : changed)) await route(true);
 }
 
 // After whatever changes what is shown.
@@ -125,8 +145,12 @@ new MutationObserver(() => {
   looking = requestAnimationFrame(letKeysScroll);
 }).observe(document.querySelector("body"), { childList: true, subtree: true, attributeFilter: ["open", "hidden"] });
 addEventListener("resize", letKeysScroll);
-addEventListener("hashchange", route);
-if (LIVE) follow();
-else take(JSON.parse(document.getElementById("run").textContent));
-home.replaceChildren(...overview().filter(Boolean));
-route();
+addEventListener("hashchange", () => route());
+if (SERVED) {
+  setTable(location.hash);
+  follow();
+} else {
+  takeAll(JSON.parse(document.getElementById("run").textContent));
+  home.replaceChildren(...overview().filter(Boolean));
+  route();
+}

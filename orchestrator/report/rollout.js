@@ -5,7 +5,8 @@ const TOKENS_AT_ONCE = 3000;
 const CHANCES = [[0.9, "≥ 90 %"], [0.5, "≥ 50 %"], [0.2, "≥ 20 %"], [0.05, "≥ 5 %"], [0.01, "≥ 1 %"], [0, "< 1 %"]];
 
 function groupView(group) {
-  const broken = group.attempts.filter((r) => r.score === null);
+  const broken = group.attempts.filter((r) => r.score === null && !r.running);
+  const running = live.running.filter((r) => r.group === group.number);
   const beside = (text, other) => other ? link(`#group-${other.number}`, "step", text) : el("span", "step", text);
   return [
     el("nav", "path", link(overviewHash(), "", "Run"), el("span", "", `Group ${group.number}`), el("span", "space"),
@@ -21,6 +22,7 @@ function groupView(group) {
       ["scored rollouts", whole(group.members.length)], ["attempts", whole(group.attempts.length)],
       ["tokens, mean", whole(group.tokens)], ["seconds, mean", seconds(group.seconds)]]),
     group.members.length ? el("div", "cards", ...group.members.map((member) => memberCard(member, group))) : el("p", "none", "No rollout of this group was scored."),
+    running.length ? el("section", "panel wide", el("h2", "", "Under way"), el("p", "", ...running.flatMap((r) => [link(rolloutHash(r), "", shown(r.id)), " "]))) : null,
     broken.length ? el("section", "panel wide", el("h2", "", "Attempts that broke"),
       el("p", "none", "Never scored: nothing here was the policy’s doing."), brokenList(broken)) : null,
   ];
@@ -55,7 +57,7 @@ function memberCard(rollout, group) {
 }
 
 function hasDetails(rollout) {
-  return LIVE || rollout.detail !== null;
+  return SERVED || rollout.detail !== null;
 }
 
 // To the rollout beside another one of its group: the next that was scored otherwise, else the next.
@@ -105,6 +107,7 @@ async function besideView(...pair) {
 
 function missingNote(rollout) {
   if (run.shared) return "Answers and steps are left out of this file, which is for sharing.";
+  if (SERVED) return `The line of ${plain(rollout.id)} cannot be read any more.`;
   return `The steps of ${plain(rollout.id)} are not in this file, to keep it small. To see them: orchestrator view ${plain(run.directory)} --rollout ${plain(rollout.id)}`;
 }
 
@@ -132,7 +135,7 @@ async function rolloutView(rollout) {
       el("span", "", shown(rollout.id)), el("span", "space"),
       beside("← previous attempt", siblings[place - 1]), beside("next attempt →", siblings[place + 1])),
     el("header", "", el("h1", "", shown(group.task)),
-      el("p", "", badge(rollout.outcome, isCorrect(rollout)), rollout.reason ? el("span", "reason", shown(rollout.reason)) : null,
+      el("p", "", rollout.running ? el("span", "badge dropped", "under way") : badge(rollout.outcome, isCorrect(rollout)), rollout.reason ? el("span", "reason", shown(rollout.reason)) : null,
         copier("copy the command that replays it", `orchestrator replay ${quoted(run.directory)} --rollout ${quoted(rollout.id)}`), besideLink(rollout, group))),
     group.question ? el("pre", "question", shown(group.question)) : null,
     facts([["score", score(rollout.score)], ...(rollout.score === null ? [] : [["advantage", advantage(rollout, group)]]),

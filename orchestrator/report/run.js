@@ -1,8 +1,11 @@
 // The data of the run, and what is computed from them.
 
-const LIVE = document.getElementById("live") !== null;
+const SERVED = document.getElementById("live") !== null;  // the page asks a server for what it shows
+const MOST_KNOWN = 4000;  // groups that a served page keeps
+// A served page has of `rollouts` what panels are drawn from, and no `groups`: it asks for those that it shows.
 const run = { name: "", directory: "", facts: [], notes: [], warnings: [], kinds: {}, groups: [], rollouts: [], bad_tasks: [],
-  totals: null, skipped: { rollout_lines: 0, group_lines: 0 }, left_out: 0, only: "", evaluation: null, shared: false, forgotten: 0, forgotten_groups: 0, most: null };
+  totals: null, version: -1, columns: [], all_groups: 0, skipped: { rollout_lines: 0, group_lines: 0 }, left_out: 0, only: "",
+  evaluation: null, shared: false, forgotten: 0, forgotten_groups: 0, most: null };
 const groupOf = new Map();
 const rolloutOf = new Map();
 
@@ -13,7 +16,7 @@ function kindOf(outcome) {
 
 // Of a run that goes on: whether the group may still be written.
 function isUnderWay(group) {
-  return LIVE && !group.written && !group.dropped;
+  return SERVED && run.going_on && !group.written && !group.dropped;
 }
 
 function isCorrect(rollout) {
@@ -31,9 +34,9 @@ function counts(names) {
   return [...found].sort((a, b) => b[1] - a[1]);
 }
 
-// Takes groups that are new or have changed, each with all its attempts, and everything else as it is now.
-function take({ groups, rollouts, ...rest }) {
-  Object.assign(run, rest);
+// Takes groups that are new or have changed, each with all its attempts.
+function take({ groups, rollouts }) {
+  if (SERVED && groupOf.size > MOST_KNOWN) for (const known of [groupOf, rolloutOf]) known.clear();
   for (const group of groups) {
     for (const before of (groupOf.get(group.number) || { attempts: [] }).attempts) rolloutOf.delete(before.id);
     group.attempts = [];
@@ -44,13 +47,12 @@ function take({ groups, rollouts, ...rest }) {
     groupOf.get(rollout.group).attempts.push(rollout);
   }
   for (const group of groups) compute(group);
-  for (const [number, group] of groupOf) {
-    if (run.most === null || rolloutOf.size <= run.most) break;
-    groupOf.delete(number);
-    for (const rollout of group.attempts) rolloutOf.delete(rollout.id);
-  }
-  run.groups = [...groupOf.values()].sort((a, b) => a.number - b.number);
-  run.rollouts = [...rolloutOf.values()];
+}
+
+// Takes all there is, of a page that has it.
+function takeAll({ groups, rollouts, ...rest }) {
+  take({ groups, rollouts });
+  Object.assign(run, rest, { groups: [...groupOf.values()].sort((a, b) => a.number - b.number), rollouts: [...rolloutOf.values()] });
 }
 
 function compute(group) {
@@ -71,7 +73,7 @@ function compute(group) {
 }
 
 // Adds what this file has of transcripts and tools to what is searched: when somebody searches for the first time.
-let searchable = LIVE;
+let searchable = false;
 
 function readTranscripts() {
   if (searchable) return;
@@ -86,6 +88,6 @@ function readTranscripts() {
 
 // What the page shows of a rollout besides its row; null: this file does not have it.
 async function detailsOf(rollout) {
-  if (LIVE) return ask("rollout", { id: rollout.id });
+  if (SERVED) return ask("rollout", { id: rollout.id });
   return rollout.detail === null ? null : JSON.parse(document.getElementById(`detail-${rollout.detail}`).textContent);
 }

@@ -1,7 +1,9 @@
 """Figures of a whole run, counted while it is read: exact however long it is, in memory that does not grow."""
 
+from __future__ import annotations
+
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from orchestrator.rules.estimates import wilson
@@ -159,6 +161,18 @@ class Totals:
         for met in self.errors.values():
             met.example = ""
         self.dropped = Counter({"left out here": self.dropped.total()})
+
+    def kept(self) -> dict[str, Any]:
+        """For JSON."""
+        return {it.name: getattr(self, it.name) for it in fields(self)}
+
+    @classmethod
+    def restored(cls, kept: dict[str, Any]) -> Totals:
+        """The inverse of `kept`."""
+        kinds = {"errors": Met, "not_scored": Reason, "drawn_again": Reason}
+        counters = ("outcomes", "solved_as", "token_sources", "dropped")
+        named = {name: {key: kind(**one) for key, one in kept[name].items()} for name, kind in kinds.items()}
+        return cls(**{**kept, **named, **{name: Counter(kept[name]) for name in counters}})
 
     def shown(self) -> dict[str, Any]:
         """What the page shows of it."""

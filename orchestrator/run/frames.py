@@ -34,7 +34,7 @@ _MOST_TIMES, _MOST_MORE = (
     1000,
     256 << 10,
 )  # the longest text of a frame: this many times its size, plus these bytes
-_INDEX_BITS = 24
+INDEX_BITS = 24
 _CHUNK_BYTES = 1 << 20
 _BLOCK_BYTES = 128 << 10  # what the format allows
 _EMPTY_BLOCKS = 100  # in a row: zeros, which a loss of power leaves, look like them
@@ -87,7 +87,7 @@ class PackedEnd:
 
 def place_of(frame: int, index: int = 0) -> int:
     """A place in a compressed file."""
-    return frame << _INDEX_BITS | index
+    return frame << INDEX_BITS | index
 
 
 def is_compressed(path: Path) -> bool:
@@ -139,10 +139,20 @@ class Packer:
         self._frame, self._lines, self._bytes = None, 0, 0
 
 
+def squeezed(text: bytes) -> bytes:
+    """A text as one frame, of no file."""
+    return ZstdCompressor(level=1).compress(text, ZstdCompressor.FLUSH_FRAME)
+
+
+def unsqueezed(frame: bytes) -> bytes:
+    """The inverse of `squeezed`. Raises ZstdError."""
+    return ZstdDecompressor().decompress(frame)
+
+
 def lines_from(file: BinaryIO, limit: int, place: int = 0) -> Iterator[PackedLine]:
     """Every line from `place` on. A line over `limit` bytes is a NO_LINE, and so is a damaged part, behind which
     it goes on with the next frame. Raises OSError."""
-    offset, first = place >> _INDEX_BITS, place & ((1 << _INDEX_BITS) - 1)
+    offset, first = place >> INDEX_BITS, place & ((1 << INDEX_BITS) - 1)
     while True:
         frame = _Frame(file, offset, limit)
         for line in frame.lines():
@@ -155,8 +165,8 @@ def lines_from(file: BinaryIO, limit: int, place: int = 0) -> Iterator[PackedLin
 
 def line_at(file: BinaryIO, limit: int, place: int) -> bytes:
     """The line at `place`; empty if there is none. Raises OSError."""
-    frame = _Frame(file, place >> _INDEX_BITS, limit)
-    wanted = place & ((1 << _INDEX_BITS) - 1)
+    frame = _Frame(file, place >> INDEX_BITS, limit)
+    wanted = place & ((1 << INDEX_BITS) - 1)
     return next((line.text for line in frame.lines() if line.index == wanted), b"")
 
 

@@ -6,15 +6,17 @@ Every function returns a value of the type in its name, or a plain default. None
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from orchestrator.run.lines import TextLine, line_after, loads, text_at
+from orchestrator.run.lines import TextLine, demand_modest, demand_short_talks, loads, text_at
 from orchestrator.run.lines import texts as texts_of
 
 MAX_TEXT_CHARS = 32_768
+_NO_NUMBERS = (b"{", b"N", b"I")  # of objects, NaN and infinity
 
 
 @dataclass(slots=True)
@@ -39,15 +41,6 @@ def lines_from(path: Path, start: int = 0) -> Iterator[TextLine]:
         return
 
 
-def line_near_end(path: Path, size_bytes: int) -> int:
-    """The offset of the first line in the last `size_bytes` of a file; of its first line, where it is shorter."""
-    try:
-        behind = path.stat().st_size - size_bytes
-        return line_after(path, behind) if behind > 0 and path.is_file() else 0
-    except OSError:
-        return 0
-
-
 def read_at(path: Path, offset: int) -> dict[str, Any]:
     """The object of the line at `offset`; empty if there is none."""
     try:
@@ -63,6 +56,37 @@ def parse(text: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def parse_without(text: bytes, arrays: tuple[bytes, ...]) -> dict[str, Any] | None:
+    """As `parse`, with empty arrays in place of those that begin so, where they hold only numbers: most of a line
+    is ids and log-probs, which take most of the time. What they hold is not looked at."""
+    kept, at = [], 0
+    for begin, end in _spans(text, arrays):
+        kept.append(text[at:begin])
+        at = end
+    try:
+        demand_modest(text)
+        value = orjson.loads(b"".join((*kept, text[at:])))
+        demand_short_talks(value)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _spans(text: bytes, arrays: tuple[bytes, ...]) -> Iterator[tuple[int, int]]:
+    """Where the content of those arrays lies, as far as they follow each other in turns. In a text their quotes
+    would be escaped."""
+    quote = 0
+    for opening in cycle(arrays):
+        if (place := text.find(opening, quote)) < 0:
+            return
+        begin, closing = place + len(opening), b"]" * opening.count(b"[") + b","
+        if (quote := text.find(b'"', begin)) < 0:
+            return
+        end = quote - len(closing)
+        if text.startswith(closing, end) and all(text.find(sign, begin, end) < 0 for sign in _NO_NUMBERS):
+            yield begin, end
 
 
 def small_object(path: Path, most_bytes: int = 1 << 20) -> dict[str, Any]:

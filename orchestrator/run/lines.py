@@ -22,7 +22,6 @@ from orchestrator.run.frames import (
     is_compressed,
     line_at,
     lines_from,
-    next_frame,
     packed_end,
     place_of,
 )
@@ -149,17 +148,6 @@ def end_now(path: Path, *, growing: bool) -> int:
         if is_compressed(path):
             return last_whole(file).place if growing else place_of(size)
         return line_start(file.fileno(), size) if growing else size
-
-
-def line_after(path: Path, offset: int) -> int:
-    """The offset of the first line that begins behind `offset`, else the file's end. Raises OSError."""
-    with path.open("rb") as file:
-        if is_compressed(path):
-            return place_of(next_frame(file, offset))
-        file.seek(offset)
-        while (text := file.readline(CHUNK_BYTES)) and not text.endswith(b"\n"):
-            pass
-        return file.tell()
 
 
 def text_at(path: Path, offset: int) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.inference import ScriptedServer
+from tests.fakes.inference import Reply, ScriptedServer, by_task
 from tests.fakes.runs import Running, answers, flags, lines, run, running, until, whole_lines
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
@@ -32,9 +32,10 @@ async def page_url(started: Running) -> str:
     return said.split()[-1]
 
 
-def fetched(url: str, method: str = "GET") -> tuple[int, bytes]:
+def fetched(url: str | urllib.request.Request, method: str = "GET") -> tuple[int, bytes]:
+    request = urllib.request.Request(url, method=method) if isinstance(url, str) else url
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -86,6 +87,33 @@ async def test_it_follows_the_run_and_keeps_the_last_that_was_known(home: Path) 
     assert early <= last <= TASKS
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+async def test_a_rollout_under_way_is_opened_and_shows_its_turns_as_they_come(home: Path) -> None:
+    code = "<code>\nprint('turn {}')\n</code>"
+    turns = [Reply(f"Thought: {n}.\n{code.format(n)}", delay_s=3.0) for n in range(4)]
+    turns.append(Reply("<code>\nfinal_answer(1)\n</code>", delay_s=3.0))
+    async with ScriptedServer("vllm", by_task({f"of q{n}!": [turns] for n in range(TASKS)})) as server:
+        given = flags(home, server.base_url, view_port=0, max_concurrent_sandboxes=1, group_size=2, total_steps=1)
+        async with running(*given, directory=home) as started:
+            async with opened(await page_url(started)) as (page, seen):
+                link = page.locator(".running a").first
+                name = await link.text_content()
+                assert "What is number" in await page.locator(".running .reason").first.inner_text()
+                await link.click()
+                await page.wait_for_selector(".turn:nth-child(2) .part-code")
+                assert whole_lines(home / "run" / "rollouts.jsonl") == 0, "it has not ended"
+                assert "under way" in await page.locator("#view header").inner_text()
+                assert "turn 0" in await page.locator(".turn").first.inner_text()
+                await page.wait_for_selector(".turn:nth-child(3) .part-code")
+                await page.wait_for_selector("#view .answer")
+                assert await page.locator(".turn").count() == 5
+                assert f"#rollout-{name}" in page.url
+                assert "finished" in await page.locator("#view header").inner_text()
+            ended = await started.ended()
+    assert ended.code in (0, 1), ended.stderr
+    assert seen == []
+
+
 async def test_only_who_has_the_token_reads_it_and_nobody_changes_anything(home: Path) -> None:
     async with ScriptedServer("vllm", answers(TASKS, delay_s=1.0)) as server:
         given = flags(home, server.base_url, view_port=0, max_concurrent_sandboxes=2)
@@ -97,21 +125,23 @@ async def test_only_who_has_the_token_reads_it_and_nobody_changes_anything(home:
                 return await asyncio.to_thread(fetched, f"{origin}{path}", **how)
 
             await until(lambda: whole_lines(home / "run" / "rollouts.jsonl") >= 2, "rollouts")
-            for path in ("", "?token=", "?token=x", "update?since=0", "rollout?id=g000000-r00-a0", f"x/{token}"):
+            for path in ("", "?token=", "?token=x", "update", "groups", "rollout?id=g000000-r00-a0", f"x/{token}"):
                 code, body = await get(path)
                 assert code in (403, 404)
                 assert b"Thought" not in body
                 assert b"g000000" not in body
             for method in ("POST", "PUT", "DELETE"):
                 assert (await get(f"?token={token}", method=method))[0] == 405
-            for since in ("-1", "x", "9" * 40, "1.5"):
-                assert (await get(f"update?token={token}&since={since}"))[0] == 400
+            for given in ("-1", "x", "9" * 40, "1.5", "0&sort=x", "0&which=1;DROP TABLE found"):
+                assert (await get(f"groups?token={token}&first={given}".replace(" ", "+")))[0] == 400
             code, body = await get(f"rollout?token={token}&id=../../etc/passwd")
             assert (code, body) == (200, b"null")
-            first = json.loads((await get(f"update?token={token}&since=0"))[1])
-            assert first["groups"]
-            again = json.loads((await get(f"update?token={token}&since={first['version']}"))[1])
+            first = json.loads((await get(f"update?token={token}"))[1])
+            assert first["all_groups"]
+            again = json.loads((await get(f"update?token={token}"))[1])
             assert again["version"] >= first["version"]
+            rebound = urllib.request.Request(f"{origin}update?token={token}", headers={"Host": "evil.example"})
+            assert (await asyncio.to_thread(fetched, rebound))[0] == 403
             assert again["state"]["hosts"][""]["slots"] == 2
             ended = await started.ended()
     assert ended.code == 0, ended.stderr

@@ -21,7 +21,7 @@ function measuredTiles() {
   const [all] = evaluation.parts;
   const sure = ([, low, high]) => `95 %: ${percent(low)} to ${percent(high)}`;
   const [first, last] = [all.estimates[0], all.estimates.at(-1)];
-  const missing = [evaluation.missing ? `${whole(evaluation.missing)} ${LIVE ? "to come or missing" : "missing"}` : "",
+  const missing = [evaluation.missing ? `${whole(evaluation.missing)} ${run.going_on ? "to come or missing" : "missing"}` : "",
     totals.bad_tasks ? counted(totals.bad_tasks, "bad task") : ""].filter(Boolean);
   return el("section", "tiles",
     tile(first ? percent(first[0]) : "–", "accuracy, pass@1", first ? sure(first) : "no sample was judged"),
@@ -88,7 +88,7 @@ function hardestPanel() {
   const list = el("ul", "rows");
   for (const [number, task, right, all] of hardest) {
     const group = groupOf.get(number);
-    list.append(el("li", "", `${whole(right)} of ${whole(all)} `, group ? link(`#group-${number}`, "", shown(task)) : shown(task),
+    list.append(el("li", "", `${whole(right)} of ${whole(all)} `, group || SERVED ? link(`#group-${number}`, "", shown(task)) : shown(task),
       group && group.question ? el("span", "reason", " ", shown(group.question.slice(0, 120))) : null));
   }
   return panel("Hardest tasks", el("p", "none", link("#?which=wrong", "", `${whole(unsolved)} never solved`), " · ", link("#?sort=mean", "", "all, the hardest first")), list);

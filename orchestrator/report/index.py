@@ -19,10 +19,12 @@ import orjson
 
 from orchestrator import __version__
 from orchestrator.report.found import attempts_in_order, found_row, group_text, slim, transcript
+from orchestrator.report.measured import TaskCounts
 from orchestrator.report.summary import NO_PRICES, Run, RunReader, describe
 from orchestrator.report.tables import Tables, as_json
 from orchestrator.report.totals import Row, Totals
 from orchestrator.run.files import (
+    CURRICULUM_FILE,
     DROPPED_FILE,
     groups_file_of,
     groups_in,
@@ -37,7 +39,7 @@ from orchestrator.run.prices import PriceList
 _FORMAT = 1
 _LINES = 250  # that are read at a time: others wait for as long
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
-_ROLES = ("record", "groups", "dropped")
+_CURRICULUM = "curriculum"  # what is counted of it is not kept: it is short, and read again whole
 
 
 class RunIndex:
@@ -148,6 +150,7 @@ class RunIndex:
             "next": {role: self._reader.next[path] for role, path in files.items() if path in self._reader.next},
             "torn": [role for role, path in files.items() if path in self._reader.torn],
             "totals": run.totals.kept(),
+            "measured": None if run.measured is None else run.measured.kept(),
             "skipped": asdict(run.skipped),
             "bad_tasks": run.bad_tasks,
             "forgotten": run.forgotten,
@@ -165,9 +168,11 @@ class RunIndex:
             kept["bad_tasks"],
             kept["forgotten"],
         )
+        measured = kept["measured"]
         self._reader.go_on(
             Totals.restored(kept["totals"]),
-            {files[role]: at for role, at in kept["next"].items() if role in files},
+            None if measured is None else TaskCounts.restored(measured),
+            {files[role]: at for role, at in kept["next"].items() if role in files and role != _CURRICULUM},
         )
         self._reader.torn.update(files[role] for role in kept["torn"] if role in files)
         self.version, self._sources = kept["version"], kept["sources"]
@@ -176,12 +181,10 @@ class RunIndex:
 
     def _files(self) -> dict[str, Path]:
         groups = groups_in(self.directory, groups_file_of(read_description(self.directory)))
-        dropped = self.directory / DROPPED_FILE
-        files = {
-            "record": record_of(self.directory),
-            "groups": groups,
-            "dropped": dropped if dropped.is_file() else None,
-        }
+        files = {"record": record_of(self.directory), "groups": groups}
+        for role, name in (("dropped", DROPPED_FILE), (_CURRICULUM, CURRICULUM_FILE)):
+            path = self.directory / name
+            files[role] = path if path.is_file() else None
         return {role: path for role, path in files.items() if path is not None}
 
     def _note(self, files: dict[str, Path], before: dict[str, os.stat_result]) -> None:

@@ -1,7 +1,9 @@
 """What an evaluation measured, read from its record: the accuracy table of its page, and its hardest tasks."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from typing import Any
 
 from orchestrator.report.totals import Row
@@ -18,6 +20,17 @@ class TaskCounts:
 
     def __init__(self) -> None:
         self.tasks: dict[str, MeasuredTask] = {}
+
+    def kept(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: asdict(task) for name, task in self.tasks.items()}
+
+    @classmethod
+    def restored(cls, kept: dict[str, Any]) -> TaskCounts:
+        """The inverse of `kept`."""
+        counts = cls()
+        counts.tasks = {name: MeasuredTask(**task) for name, task in kept.items()}
+        return counts
 
     def count(self, row: Row, group: Row, by: int = 1) -> None:
         """As `Counting`."""

@@ -278,8 +278,8 @@ def _make_places(program: "list[str]", cwd: bytes) -> int:
     """Where graders leave what they find, for everybody, a program that can be run, and the working directory,
     which the agent's sandbox made too."""
     way = b""
-    for name in filter(None, cwd.split(b"/")):
-        way += b"/" + name
+    for part in filter(None, cwd.split(b"/")):
+        way += b"/" + part
         if not _is_folder(way):
             posix.mkdir(way)
     for folder in _FOLDERS:

@@ -141,6 +141,7 @@ async def test_each_fault_of_a_task_is_found_and_named(home: Path) -> None:
     assert any("delivered code runs beside the tests" in line for line in tasks["delivered"]["warnings"])
 
 
+@pytest.mark.long
 async def test_only_what_has_changed_is_checked_anew(home: Path) -> None:
     tasks = write(home, "honest", "unsolved")
     first = await checked(home, tasks, code=1)

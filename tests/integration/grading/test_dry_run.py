@@ -93,6 +93,7 @@ async def rolled_out(home: Path, run_dir: str) -> list[dict[str, Any]]:
     return lines(home / run_dir / "rollouts.jsonl")
 
 
+@pytest.mark.long
 async def test_what_tests_fetch_once_is_there_in_every_later_grade(home: Path, index: Index) -> None:
     tasks = write(home, FETCHES.replace("{index}", index.address))
     cache = Path(oci_images.CACHE["XDG_CACHE_HOME"]) / "rollout-orchestrator/workspaces/layers"

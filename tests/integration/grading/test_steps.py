@@ -406,6 +406,7 @@ async def test_a_full_root_is_graded_as_any_other(home: Path, base: str) -> None
     assert line["step_grades"][0]["grade"]["rewards"] == {"reward": 1}
 
 
+@pytest.mark.long
 async def test_each_steps_solution_is_checked_over_what_those_before_it_left(home: Path, base: str) -> None:
     tasks = home / "tasks"
     a_task_of_steps(tasks / "good")

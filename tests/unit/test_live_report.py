@@ -115,6 +115,31 @@ def test_a_second_look_reads_nothing_again(tmp_path: Path, opened: Open, lines_r
     assert len(lines_read) == 4
 
 
+def test_what_an_evaluation_and_a_curriculum_counted_is_there_again(
+    tmp_path: Path, opened: Open, lines_read: list[int]
+) -> None:
+    config = {"env": {"group_size": 2}}
+    (tmp_path / "run.json").write_text(json.dumps({"command": "evaluate", "config": config}))
+    appended(tmp_path / "rollouts.jsonl", *attempts(0), *attempts(1, task_id="another"))
+    drawn = {"schema": 1, "group": 0, "task_id": "a", "scored": 2, "solved": 1, "differ": True, "pool": "new"}
+    appended(tmp_path / "curriculum.jsonl", drawn)
+
+    def told(report: LiveReport) -> list[object]:
+        update = json.loads(dumps(report.update()))
+        return [update["evaluation"], update["facts"]]
+
+    for _ in range(2):
+        with closing(opened(tmp_path)) as live:
+            whole = json.loads(dumps(read_run(tmp_path, None).overview()))
+            assert told(live) == [whole["evaluation"], whole["facts"]]
+            assert whole["evaluation"]["tasks"] == 2
+            assert ["pool: new", "1 tasks, drawn 1 times, 1 informative"] in whole["facts"]
+    with closing(opened(tmp_path)) as live:
+        appended(tmp_path / "curriculum.jsonl", drawn | {"group": 1, "task_id": "b"})
+        assert ["pool: new", "2 tasks, drawn 2 times, 2 informative"] in told(live)[1]
+    assert len(lines_read) == 4
+
+
 def test_what_was_added_since_is_read_and_nothing_else(
     tmp_path: Path, opened: Open, lines_read: list[int]
 ) -> None:

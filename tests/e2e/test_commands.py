@@ -79,6 +79,7 @@ def test_the_commands_of_a_page_run(start: Path, page: str) -> None:
             "RUN_DIR": "runs/base",
             "g000003-r01-a0": "g000001-r01-a0",
             " --browser": "",
+            "orchestrator view --serve": "timeout --preserve-status --signal INT 20 orchestrator view --serve",
             "jsonl:tasks.jsonl": "jsonl:examples/tasks.jsonl",
         }
         for command in commands:

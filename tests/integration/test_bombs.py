@@ -37,7 +37,8 @@ READERS = {
     ),
     "torn": "from orchestrator.run.directory import RunDirectory; RunDirectory(run, resume=True)",
     "verify": "from orchestrator.commands.verify import run as verify; verify(run)",
-    "view": "from orchestrator.commands import view; view.run(run, run / 'page.html', 'none', False, *[None] * 6)",
+    "view": "from orchestrator.commands import view; "
+    "view.run(run, run / 'page.html', 'none', False, *[None] * 3, False, False, *[None] * 4)",
 }
 READ = """
 import resource, sys

@@ -13,7 +13,7 @@ SHELL := /bin/bash
 # Images of Python set it. Then each of the hundreds of processes of the tests would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers test-frameworks test-vllm test-cgroup2 demo site learn bench clean
+.PHONY: help install system image proto check lint types generated unit integration test test-long test-full trainers-installed test-trainers test-frameworks test-vllm test-cgroup2 demo site learn bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 17
@@ -67,25 +67,34 @@ unit: install  ## quick tests: no Docker, no network
 	@# In memory where there is room: a third of their time would be files and folders.
 	@if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 2000000 ] 2>/dev/null; then \
 	    export TMPDIR=$$(mktemp -d /dev/shm/unit.XXXX); trap 'rm -rf "$$TMPDIR"' EXIT; fi; \
-	  $(BIN)/pytest -n 3 --dist loadfile --timeout 120 -m "not long" tests/unit
+	  $(BIN)/pytest -n 3 --dist loadfile --timeout 120 -m "not long and not full" tests/unit
 
 integration: image  ## tests with real containers, sockets and servers
 	@echo "== integration and end-to-end tests"
 	@# Files with few but long tests first, in the order of the folders: so that no process is the last to work.
-	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long and not trainers and not vllm" tests/e2e tests/integration
+	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long and not full and not trainers and not vllm" \
+	  tests/e2e tests/integration
 
 test: check unit integration  ## what a change must pass, in minutes
 
-test-long: image  ## the rest: kills, floods, soak, bombs, builds, real models, gVisor, full sizes
-	@test -z "$${DOCUMENTS:-}" || $(BIN)/orchestrator image build --with documents
+test-long: image  ## kills, floods, bombs and faults; TRAINERS=1: with test-trainers
 	@echo "== long tests, and properties with more examples"
 	@# In the order of the folders, as above. Other files need not be collected twice.
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --hypothesis-profile thorough \
-	  -m "(long or hypothesis) and not frameworks and not trainers and not vllm" \
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 40 --hypothesis-profile thorough \
+	  -m "(long or hypothesis) and not full and not trainers and not vllm" \
 	  $$(grep -rlE --include='test_*.py' 'mark\.long|^from hypothesis' tests | sort)
 	@test -z "$${TRAINERS:-}" || $(MAKE) --no-print-directory test-trainers
 
-test-trainers: image $(TRAINERS_VENV)/.installed $(VERL_VENV)/.installed  ## with torch, TRL, OpenEnv and verl (6 GB each)
+test-full: export REGISTER_RUNSC = 1
+test-full: image  ## the rest: clusters, databases, builds, real models, gVisor, tutorials, full sizes; an hour
+	@$(BIN)/orchestrator image build --with documents
+	@echo "== what takes longest"
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 40 -m "full and not frameworks" \
+	  $$(grep -rl --include='test_*.py' 'mark\.full' tests | sort)
+
+trainers-installed: $(TRAINERS_VENV)/.installed $(VERL_VENV)/.installed
+
+test-trainers: image trainers-installed  ## with torch, TRL, OpenEnv and verl (6 GB each)
 	@echo "== tests with trainers"
 	@$(TRAINERS_VENV)/bin/pytest -m trainers $$(grep -rl --include='test_*.py' 'mark\.trainers' tests | sort)
 	@$(VERL_VENV)/bin/pytest -m trainers tests/integration/trainers

@@ -18,7 +18,7 @@ from bench.section import run
 from orchestrator.errors import EnvironmentUnusable
 
 EXIT_UNUSABLE = 3
-SECTIONS = ("start", "completions", "job", "launchers", "images", "grading")
+SECTIONS = ("start", "completions", "job", "launchers", "images", "grading", "branch", "world")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -95,20 +95,26 @@ class RunApi:
 
 @dataclass(frozen=True)
 class Line:
-    """One rollout, ready for a loss. T = its tokens. `logprobs_T` is None where the endpoint gave none."""
+    """One rollout, ready for a loss. T = its tokens. `logprobs_T` is None where the endpoint gave none.
+    `advantages_T`: token by token, of a group with branches; None: `advantage` is that of all."""
 
     tokens_T: Sequence[int]
     labels_T: Sequence[int]
     logprobs_T: Sequence[float] | None
     advantage: float
     rollout_id: str
+    advantages_T: Sequence[float] | None = None
 
 
 def advantages(scores_G: Sequence[float]) -> list[float]:
     """Each score relative to its group, in standard deviations; 0 where all are equal (GRPO)."""
-    mean = sum(scores_G) / len(scores_G)
-    spread = math.sqrt(sum((score - mean) ** 2 for score in scores_G) / len(scores_G))
+    mean, spread = sum(scores_G) / len(scores_G), _spread(scores_G)
     return [(score - mean) / spread if spread > 1e-8 else 0.0 for score in scores_G]
+
+
+def _spread(scores_G: Sequence[float]) -> float:
+    mean = sum(scores_G) / len(scores_G)
+    return math.sqrt(sum((score - mean) ** 2 for score in scores_G) / len(scores_G))
 
 
 def check_group(group: Group, group_size: int | None = None) -> None:
@@ -119,6 +125,9 @@ def check_group(group: Group, group_size: int | None = None) -> None:
     if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores_G):
         raise ValueError(f"scores {scores_G}")
     logprobs_G = group.get("inference_logprobs") or [None] * len(tokens_G)
+    advantages_G = group.get("advantages")
+    if advantages_G is not None and list(map(len, advantages_G)) != list(map(len, tokens_G)):
+        raise ValueError("advantages that are not one for each token")
     for tokens_T, mask_T, logprobs_T in zip(tokens_G, masks_G, logprobs_G, strict=True):
         if len(tokens_T) != len(mask_T):
             raise ValueError(f"{len(tokens_T)} tokens, {len(mask_T)} masks")
@@ -138,10 +147,12 @@ def sequences(group: Group) -> Iterator[Line]:
     """The group's rollouts with their advantages. `labels_T` is what a cross-entropy takes."""
     logprobs_G = group.get("inference_logprobs") or [None] * len(group["tokens"])
     facts_G = group.get("overrides") or [{}] * len(group["tokens"])
-    for tokens_T, mask_T, logprobs_T, advantage, facts in zip(
-        group["tokens"], group["masks"], logprobs_G, advantages(group["scores"]), facts_G, strict=True
+    values_G, spread = group.get("advantages") or [None] * len(group["tokens"]), _spread(group["scores"])
+    for tokens_T, mask_T, logprobs_T, advantage, facts, values_T in zip(
+        group["tokens"], group["masks"], logprobs_G, advantages(group["scores"]), facts_G, values_G, strict=True
     ):
-        yield Line(tokens_T, mask_T, logprobs_T, advantage, facts.get("rollout_id", ""))
+        scaled_T = None if values_T is None else [v / spread if spread > 1e-8 else 0.0 for v in values_T]
+        yield Line(tokens_T, mask_T, logprobs_T, advantage, facts.get("rollout_id", ""), scaled_T)
 
 
 def train(batch: Sequence[Group], step: int) -> str:

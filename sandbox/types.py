@@ -130,7 +130,8 @@ class NextStep:
 class Assignment:
     """One rollout: what to solve and under which rules. `healthcheck`: what has to succeed before the agent
     begins; None: nothing. `context`: what was said before. `steps`: how many instructions there are; `setup`: what
-    is done before the first. `output` None: no files are asked for."""
+    is done before the first. `listeners`: where its programs find what is outside.
+    `output` None: no files are asked for."""
 
     question: str
     agent: AgentSettings
@@ -144,6 +145,8 @@ class Assignment:
     context: "Sequence[Message]" = ()
     steps: int = 1
     setup: StepSetup = StepSetup()
+    listeners: Sequence[pb.Listener] = ()
+    authorities: bytes = b""  # certificates, PEM
 
 
 Kind = Literal["action", "plan", "final"]

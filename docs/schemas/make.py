@@ -35,6 +35,8 @@ class Overrides(TypedDict):
     """The facts of one rollout of a group. Times in seconds."""
 
     rollout_id: str
+    parent: str | None
+    turn: Whole | None
     task_id: str
     outcome: EndedName
     agent: Literal["code", "tool_calling", "shell", "program"]
@@ -88,7 +90,7 @@ class GroupLine(TypedDict):
     scores: tuple[Score, ...]
     inference_logprobs: tuple[tuple[float, ...], ...] | None
     messages: tuple[tuple[Message, ...], ...] | None
-    advantages: None
+    advantages: tuple[tuple[float, ...], ...] | None
     ref_logprobs: None
     generation_params: GenerationParams
     overrides: tuple[Overrides, ...]
@@ -103,22 +105,25 @@ class ConfigFile(TypedDict):
 
 
 class PricesOfServer(TypedDict):
-    """Of a million tokens of one server, and its share of the rollouts."""
+    """Of a million tokens of one server, its share of the rollouts, and the price of a request to the outside."""
 
     prompt: float
     completion: float
     weight: float
+    request: NotRequired[float]
 
 
 class CurriculumFacts(TypedDict):
-    """`lag`: a round is decided by the results of all groups but so many before it."""
+    """`lag`: a round, or where a group begins, is decided by the results of all groups but so many before it."""
 
     lag: Whole
 
 
 class RunFile(TypedDict):
     """run.json: what ran. `token_ids`: whether ids are those sampled or made from text; `why_text`: why from text.
-    `groups_file`: relative to the run directory, or absolute."""
+    `groups_file`: relative to the run directory, or absolute. `of`, `rollout`, `turn`, `say`: what a command looks
+    at, or branches from; `held_out`: of an evaluation's tasks. `starts`: digest of where `env.start_at` may
+    begin."""
 
     schema: Literal[1]
     version: str
@@ -129,10 +134,16 @@ class RunFile(TypedDict):
     why_text: NotRequired[str]
     prices: NotRequired[tuple[PricesOfServer, ...]]
     tokenizer: str | None
+    tokenizer_digest: NotRequired[str | None]
     agent: dict[str, Any]
     sandbox: dict[str, str]
     command: NotRequired[str]
     of: NotRequired[str]
+    rollout: NotRequired[str]
+    turn: NotRequired[Whole]
+    say: NotRequired[str]
+    held_out: NotRequired[bool]
+    starts: NotRequired[str]
     groups_file: NotRequired[str]
     curriculum: NotRequired[CurriculumFacts]
     notes: NotRequired[tuple[str, ...]]

@@ -48,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(
             "learn: --curriculum pools chooses which tasks come again; set --training N too, such as 3"
         )
+    if new.branch != Plan.branch and new.steps == Plan.steps:
+        raise SystemExit("learn: --branch samples a later turn anew; set --steps 2 or more too")
+    kinds += ["steps", str(new.steps)] * (new.steps != Plan.steps)
+    kinds += ["branch"] * (new.branch != Plan.branch)
     kinds += [new.curriculum] * (new.curriculum != Plan.curriculum)
     folder = (options.folder or FOLDER / "-".join([*kinds, "seed", str(new.seed)])).resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,8 @@ class Plan:
     rounds: int = _told(4, "batches to train on")
     groups: int = _told(12, "groups of a round")
     group_size: int = _told(8, "rollouts of a group")
+    steps: int = _told(1, "that a rollout may take: with 2, an answer that is no working code may be mended")
+    branch: str = _told("none", "as env.branch; group_size is a multiple of a tree's")
     curriculum: str = _told("none", "pools, or none; as env.curriculum")
     training: int = _told(0, "training tasks of each set, which come again; 0: so many that none does")
     sets: tuple[str, ...] = _told(SETS, "data sets of reasoning_gym")
@@ -221,7 +223,7 @@ class Run:
         delivered = json.loads(position.read_text("utf-8"))["groups"] if position.exists() else 0
         words: list[object] = ["--env.rollout_server_url", self._api_url, "--env.group_size", self.plan.group_size]
         words += ["--env.max_batches_offpolicy", 1, "--env.total_steps", delivered + groups]
-        words += ["--env.curriculum", self.plan.curriculum]
+        words += ["--env.curriculum", self.plan.curriculum, "--env.branch", self.plan.branch]
         return self._orchestrator("serve", folder, *words)
 
     def _ensure_trainer(self) -> Process:
@@ -274,14 +276,8 @@ class Run:
             *(place, folder, "--env.dataset", f"jsonl:{self.folder / 'tasks.jsonl'}"),
             *("--env.eval_split", f"hash:{SHARE}", "--env.tokenizer_name", self._tokenizer),
             *("--openai.base_url", f"http://127.0.0.1:{self._model_port}/v1", "--openai.model_name", self._name),
-            *(
-                "--env.prompt_templates",
-                self._prompts,
-                "--env.max_steps",
-                1,
-                "--env.scoring_strategy",
-                plan.scoring,
-            ),
+            *("--env.prompt_templates", self._prompts, "--env.max_steps", plan.steps),
+            *("--env.scoring_strategy", plan.scoring),
             *("--env.max_completion_tokens", plan.completion, "--env.max_token_length", plan.longest),
             *("--env.temperature", 1, "--env.seed", plan.seed, "--env.max_concurrent_sandboxes", plan.sandboxes),
             *words,

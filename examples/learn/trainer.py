@@ -28,7 +28,7 @@ from examples.learn.batches import Unfit, evenly, next_batch, write_whole
 from examples.learn.loss import Loss, grpo, imitation
 from examples.learn.policy import Pack, Policy, pack
 from examples.learn.processes import HOPELESS, Broken, alone
-from examples.trainer import Group, RunApi, sequences
+from examples.trainer import MASKED, Group, Line, RunApi, sequences
 
 WON = 1.0  # expert iteration learns from rollouts with this score
 MOST_OFF = 0.1  # recorded log-probs from this policy's own, on average; the server's arithmetic alone makes 0.01
@@ -47,10 +47,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Lesson:
-    """One group, ready for a loss. R rollouts. `weights_R`: advantages in GRPO, 1 or 0 in expert iteration."""
+    """One group, ready for a loss. `weights_T`: the advantages of its trained tokens."""
 
     pack: Pack
-    weights_R: torch.Tensor
+    weights_T: torch.Tensor
 
     @property
     def tokens(self) -> int:
@@ -102,11 +102,13 @@ class Trainer:
         those that were right."""
         compares = self.recipe.algorithm == "grpo"
         for group, scores_R in zip(batch, scores_RG, strict=True):
-            rollouts = list(sequences(group | {"scores": scores_R}))
-            weights_R = [line.advantage for line in rollouts] if compares else [float(s >= WON) for s in scores_R]
-            taught = [pair for pair in zip(rollouts, weights_R, strict=True) if compares or pair[1]]
-            if any(weights_R) and (lines := pack([line for line, _ in taught])).places_T.numel():
-                yield Lesson(lines, torch.tensor([weight for _, weight in taught]))
+            of_tree = None if self.recipe.shuffled else group.get("advantages")  # they are of the true scores
+            rollouts = list(sequences(group | {"scores": scores_R, "advantages": of_tree}))
+            taught = [line for line, s in zip(rollouts, scores_R, strict=True) if compares or s >= WON]
+            weights = [weight for line in taught for weight in _weights(line)]
+            teaches = any(weights) if compares else bool(taught)
+            if teaches and (lines := pack(taught)).places_T.numel():
+                yield Lesson(lines, torch.tensor(weights))
 
     def _update(self, lessons: Sequence[Lesson]) -> tuple[Loss, float]:
         """One step of the optimizer, of the sum of the groups' gradients."""
@@ -114,7 +116,7 @@ class Trainer:
         tokens = sum(lesson.tokens for lesson in lessons)
         value, clipped = torch.zeros(()), 0.0
         for lesson in lessons:
-            new_T, weights_T = self.policy.logprobs(lesson.pack), lesson.weights_R[lesson.pack.rollouts_T]
+            new_T, weights_T = self.policy.logprobs(lesson.pack), lesson.weights_T
             if self.recipe.algorithm == "grpo":
                 loss = grpo(new_T, lesson.pack.sampled_T, weights_T, tokens)
             else:
@@ -138,6 +140,12 @@ class Trainer:
             "mean": difference_T.abs().mean().item() if len(difference_T) else math.nan,
             "k3": (torch.expm1(difference_T) - difference_T).mean().item() if len(difference_T) else math.nan,
         }
+
+
+def _weights(line: Line) -> list[float]:
+    """The advantages of its trained tokens."""
+    values_T = line.advantages_T or [line.advantage] * len(line.tokens_T)
+    return [value for value, label in zip(values_T, line.labels_T, strict=True) if label != MASKED]
 
 
 def _shuffled(scores_RG: Sequence[Sequence[float]], chance: random.Random) -> list[list[float]]:

@@ -79,9 +79,7 @@ class Service:
         self.step = 0
         self.registered_name = ""
         self.metrics = Metrics(kept_completions=max(s.rolling_buffer_length for s in config.openai))
-        self.tally = Tally(
-            Prices.of(config.openai, config.env.price_table), all_segments=bool(config.env.all_segments)
-        )
+        self.tally = Tally(Prices.of(config.openai, config.env), all_segments=bool(config.env.all_segments))
         self.progress = PlainProgress(None, self.tally)
         self.tracking = Tracking(config.env.use_wandb, Path("wandb"), self.progress.say)
         self.sandbox_time = SandboxTime()
@@ -295,7 +293,8 @@ class Service:
 
     def begin(self, item: Item) -> None:
         """As `Maker.begin`."""
-        self.work.executor.begin(item.number, self.config.env.group_size)
+        rollouts = self.work.engine.maker.begun_at_once(self.config.env.group_size)
+        self.work.executor.begin(item.number, rollouts)
 
     async def make(self, item: Item) -> Groups:
         """As `Maker.make`, through the methods that a subclass may override."""

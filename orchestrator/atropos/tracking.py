@@ -69,7 +69,7 @@ class Metrics(Listener):
         attempt = result.attempt if isinstance(result, Member) else result
         record = attempt.record
         self.outcomes[str(attempt.outcome.name)] += 1
-        self.completions_s.extend(turn.ended_s - turn.started_s for turn in record.turns)
+        self.completions_s.extend(turn.ended_s - turn.started_s for turn in record.own_turns)
         while len(self.completions_s) > self.kept_completions:
             self.completions_s.popleft()
         if not isinstance(result, Member):

@@ -5,10 +5,11 @@ that process ends in any way, the sandboxes' tethers hang up and they end too.
 """
 
 import asyncio
+import itertools
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from orchestrator.cluster.order import (
     Broken,
     Delivery,
     Inspection,
+    News,
     NodeFacts,
     Opening,
     Order,
@@ -55,9 +57,10 @@ from orchestrator.rules.outcome import failed
 from orchestrator.rules.policy import Policy, Served
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.settings.config import Config
-from orchestrator.types import Attempt, Failed, Record, SandboxSpec
+from orchestrator.types import Attempt, Entry, Failed, Record, SandboxSpec
 
 _LINES = 100  # for people, between two pulses
+_NEWS = 10_000  # of rollouts, while the run does not ask for them
 
 
 class HostActor:
@@ -66,6 +69,8 @@ class HostActor:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._lines: deque[str] = deque(maxlen=_LINES)
+        self._news: deque[News] = deque(maxlen=_NEWS)
+        self._is_news = asyncio.Event()
         self._waits: dict[str, Wait] = {}  # for endpoints, since the last pulse
         self._demand = float("inf")
         self._local: LocalHost | None = None
@@ -134,7 +139,10 @@ class HostActor:
                 facts = NodeFacts(
                     local.takes_ids,
                     (await local.describe())["sandbox"],
-                    {name: RemoteTool(t.description, t.inputs, t.output_type) for name, t in local.tools.items()},
+                    {
+                        name: RemoteTool(t.description, t.inputs, t.output_type, getattr(t, "server", ""))
+                        for name, t in local.tools.items()
+                    },
                     tuple(notes),
                     local.why_text,
                 )
@@ -224,7 +232,8 @@ class HostActor:
                 async with local.slot(local.turn(), plan.sandbox) as room:
                     if away := local.away_now:  # meanwhile: another node may work
                         return Delivery(broken=Broken("SandboxLostError", f"{away} is away"), away=away)
-                    attempt = await room.carry_out(plan, Provision(rule, order.tools))
+                    provision = Provision(rule, order.tools, self._teller(order.number))
+                    attempt = await room.carry_out(plan, provision)
         except RolloutError as error:
             return Delivery(broken=Broken.of(error), away=await local.away(failed(error)))
         except OrchestratorError as error:  # the node cannot confine, or the endpoint refuses the key
@@ -237,6 +246,24 @@ class HostActor:
         return Delivery(
             attempt.record, attempt.outcome, away=away, contents=contents, warm=self._warm(), now=self._now()
         )
+
+    def _teller(self, number: int) -> Callable[[float, Entry], None]:
+        places = itertools.count()
+
+        def tell(started_at: float, one: Entry) -> None:
+            self._news.append(News(number, next(places), started_at, one))
+            self._is_news.set()
+
+        return tell
+
+    async def news(self) -> tuple[News, ...]:
+        """Waits until rollouts were served something that was not told yet: a node that dies has told it by then,
+        which a pulse every few seconds would not have."""
+        await self._is_news.wait()
+        self._is_news.clear()
+        news = tuple(self._news)
+        self._news.clear()
+        return news
 
     def _contents(self, attempt: Attempt, rule: OutputRule | None) -> Mapping[str, bytes]:
         """All output files if they are small together; else none, and `fetch` gives them."""

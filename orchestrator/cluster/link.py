@@ -1,7 +1,8 @@
 """Ray: which nodes there are, and a host actor on each. The only module that knows it.
 
-Checked with Ray 2.60. A call of an actor is made at most once. Ray sends nothing again: the run draws an attempt
-that may be lost under a new id. The actors are not detached: when the driver ends, in any way, Ray ends them.
+Checked with Ray 2.60. A call of an actor is made at most once. Ray sends nothing again: the run goes on with an
+attempt that may be lost, or draws it under a new id. The actors are not detached: when the driver ends, in any
+way, Ray ends them.
 """
 
 import asyncio

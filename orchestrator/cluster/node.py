@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -25,7 +26,7 @@ from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.policy import Served
 from orchestrator.rules.waits import running_timeout, uninterrupted
 from orchestrator.tasks.attachments import open_attachment
-from orchestrator.types import Attachment, Output, OutputFile
+from orchestrator.types import Attachment, Entry, Output, OutputFile
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,14 @@ QUEUED = 2  # rollouts that wait on a node, so that none of its sandboxes waits 
 SENDINGS = 3  # of a file that the node says it does not have
 BEFORE_ASKING_AGAIN = Backoff(first_s=1.0, most_s=60.0)
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Told:
+    """Who is told what a rollout is served, and how often it was."""
+
+    tell: Callable[[float, Entry], None]
+    times: int = 0
 
 
 class Node:
@@ -69,6 +78,7 @@ class Node:
         self._policy = setup.policy
         self._served = Served()  # the weights that it was told of
         self._calls: set[asyncio.Future[Any]] = set()
+        self._told: dict[int, _Told] = {}  # of the orders that are being carried out
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._one_image = asyncio.Lock()  # the node puts the pieces of one at a time together
         self._heard_s = asyncio.get_running_loop().time()
@@ -118,8 +128,18 @@ class Node:
             await self.call(self.remote.serve(served))
             self._served = served
 
-    async def carry_out(self, order: Order, attachments: tuple[Attachment, ...]) -> Delivery:
-        """Sends what the node lacks. Raises SandboxLostError, LaunchError."""
+    async def carry_out(
+        self, order: Order, attachments: tuple[Attachment, ...], tell: Callable[[float, Entry], None]
+    ) -> Delivery:
+        """Sends what the node lacks. `tell`: gets what the rollout is served. Raises SandboxLostError,
+        LaunchError."""
+        self._told[order.number] = _Told(tell)
+        try:
+            return await self._carry_out(order, attachments)
+        finally:
+            del self._told[order.number]
+
+    async def _carry_out(self, order: Order, attachments: tuple[Attachment, ...]) -> Delivery:
         for _ in range(SENDINGS):
             delivery = await self.call(self.remote.carry_out(order))
             if not delivery.missing:
@@ -247,6 +267,7 @@ class Node:
         again."""
         loop = asyncio.get_running_loop()
         working: asyncio.Task[None] | None = None
+        listening = asyncio.create_task(self._listen(), name=f"news of node {self.name}")
         try:
             while self.lost is None:
                 await asyncio.sleep(max(0.05, self._heard_s + PULSE_S - loop.time()))
@@ -255,9 +276,26 @@ class Node:
                 if await self._answers() and self.away is not None and (working is None or working.done()):
                     working = asyncio.create_task(self._back(), name=f"node {self.name} works again")
         finally:
-            if working is not None:
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
+            tasks = [listening] if working is None else [listening, working]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        """Tells what rollouts are served there, until the node is lost. One call waits at the node for the next
+        news, also while it is silent."""
+        while self.lost is None:
+            try:
+                news = await self.remote.news()
+            except NodeLost as error:
+                self.lose(str(error))
+                return
+            self._heard_s = asyncio.get_running_loop().time()
+            for one in news:
+                told = self._told.get(one.number)
+                if told is not None and told.times == one.place:  # behind a gap nothing is a record
+                    told.times += 1
+                    told.tell(one.started_at, one.served)
 
     async def silence(self) -> None:
         """Raises NodeLost when the node has given no sign of life for long: while it is opened, `watch` does not

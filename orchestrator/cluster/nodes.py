@@ -1,13 +1,14 @@
 """The nodes of a cluster as the hosts of a run: who gets the next rollout, and what comes back.
 
 A node that stops working pauses itself and not the run: its rollouts break as infrastructure, without using up a
-retry, and are drawn again elsewhere under new attempt ids. What it may still send of the old ones is not listened
-to.
+retry, and go on elsewhere behind their last completion that was told of; without one they are drawn again. What it
+may still send of them is not listened to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -81,6 +82,7 @@ class Nodes:
         self._equipment = opening.equipment
         self._tell = setup.on_node
         self._desk = Desk()
+        self._orders = itertools.count()
         self._rooms: Rooms[Node] = Rooms()
         self._counted: dict[Node, tuple[int, str | None]] = {}  # its share of `capacity`, and why it is away
         self._line: Line[SandboxSpec, Node] = Line(self._place, self._release)
@@ -239,8 +241,8 @@ class Nodes:
         if self._env.takes_docker:
             await self._members.need_image(node, plan.sandbox.image)
         limits = None if rule is None else (rule.max_files, rule.max_bytes)
-        order = Order(for_node(plan), parcels, limits, provision.tools, self.demand())
-        delivery = await node.carry_out(order, attachments)
+        order = Order(for_node(plan), parcels, limits, provision.tools, self.demand(), next(self._orders))
+        delivery = await node.carry_out(order, attachments, provision.served)
         if delivery.away:
             node.pause(f"{delivery.away} is away")
         if delivery.broken is not None:

@@ -23,7 +23,8 @@ from orchestrator.host.base import HostNow
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import HostTool
-from orchestrator.types import Outcome, Record, RolloutPlan
+from orchestrator.tools.mcp.keys import with_keys
+from orchestrator.types import Entry, Outcome, Record, RolloutPlan
 
 # Whatever decides what a rollout becomes, or what its record looks like when it is pickled.
 PACKAGES = (
@@ -66,7 +67,12 @@ class Opening:
 def settings_for_nodes(config: Config, tokenizer_name: str | None) -> Config:
     """The settings of a node: its own machine, the run's tokenizer, a recording by its absolute path, and no key
     that only grading needs."""
-    env = replace(config.env, cluster="none", tokenizer_name=tokenizer_name)
+    env = replace(
+        config.env,
+        cluster="none",
+        tokenizer_name=tokenizer_name,
+        mcp_servers=tuple(map(with_keys, config.env.mcp_servers)),  # variables and files are this machine's
+    )
     servers = []
     for server in config.openai:
         if server.base_url.startswith(REPLAY):
@@ -83,6 +89,7 @@ class RemoteTool:
     description: str
     inputs: Mapping[str, Mapping[str, Any]]
     output_type: str
+    server: str = ""  # the MCP server that it is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,8 @@ class Order:
     have the last part of their path here as their name there.
 
     `output`: most files and most bytes that may come back; None: the sandbox is asked for none. `demand`: how many
-    more rollouts this node will still get, infinite while nobody knows. `tools`: in place of the run's.
+    more rollouts this node will still get, infinite while nobody knows. `tools`: in place of the run's. `number`:
+    under which the node tells what the rollout is served.
     """
 
     plan: RolloutPlan
@@ -110,6 +118,17 @@ class Order:
     output: tuple[int, int] | None = None
     tools: Mapping[str, HostTool] | None = None
     demand: float = float("inf")
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the rollout of the order `number` was served, the `place`-th from 0 on: one that is missing shows."""
+
+    number: int
+    place: int
+    started_at: float
+    served: Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from orchestrator.commands.process import EXIT_INCOMPLETE
 from orchestrator.engine.builds import Builds
+from orchestrator.engine.hosts_file import with_hosts
 from orchestrator.engine.task_needs import why_unfit
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ImageUnusable, RolloutError
 from orchestrator.grading.check import SOLUTION, TaskChecker
@@ -206,6 +207,7 @@ class _Checking:
         score = GraderScorer(config.env.reward_key).reward
         library = None if self._library is None else str(self._library)
         solve_s = task.limits.get("rollout_timeout", config.env.rollout_timeout)
+        task = with_hosts(task, laid)
         laid_out, spec = with_tests(task, laid), config.sandbox_spec(task)
         if task.steps:
             return StepsChecker(

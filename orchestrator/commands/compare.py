@@ -23,9 +23,10 @@ def run(
     prompt_price: float | None,
     completion_price: float | None,
     price_table: Path | None,
+    request_price: float | None,
 ) -> int:
     """0: it is shown. Raises ConfigError for what is no run, OutputError."""
-    price_list = PriceList.read(prompt_price, completion_price, price_table)
+    price_list = PriceList.read(prompt_price, completion_price, price_table, request_price)
     compared = [ComparedRun.read(path, price_list) for path in runs]
     differences = [Difference.of(compared[0], other) for other in compared[1:]]
     if html is not None:

@@ -38,7 +38,7 @@ async def _run(config: Config, json: bool, *, answers: bool) -> int:
     env = config.env
     tasks = tasks_to_evaluate(env)
     path = run_directory_path(env)
-    prices = Prices.of(config.openai, env.price_table)
+    prices = Prices.of(config.openai, env)
     if env.resume is not None and (count := await asyncio.to_thread(tasks.count)) is not None:
         wanted = min(env.total_steps if env.total_steps > 0 else count, count)
         if metrics := finished_metrics(env.resume, env.data_dir_to_save_evals, prices, wanted):

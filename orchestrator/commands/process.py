@@ -1,8 +1,10 @@
 """`orchestrator process`: groups of scored rollouts to a JSONL file."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, aclosing
 
+from orchestrator.engine.one_group import Begin
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.engine.session import Session
@@ -10,10 +12,11 @@ from orchestrator.host.base import Hosts
 from orchestrator.report import leave_report
 from orchestrator.rules.observer import Observer
 from orchestrator.run.files import report_beside
-from orchestrator.run.output import OpenRun, open_run, run_directory_path
+from orchestrator.run.output import NO_MORE, OpenRun, open_run, run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.no_tasks import tasks_to_train
 from orchestrator.terminal.closing import closing_table, dropped_text
 from orchestrator.terminal.open import open_progress
@@ -27,22 +30,30 @@ def run(config: Config, command: str = "process") -> int:
     return asyncio.run(work(config, command))
 
 
-async def work(config: Config, command: str = "process") -> int:
-    """As `run`, in a running loop."""
+async def work(
+    config: Config,
+    command: str = "process",
+    tasks: Source | None = None,
+    begin: Begin | None = None,
+    about: Mapping[str, object] = NO_MORE,
+) -> int:
+    """As `run`, in a running loop. `tasks`: in place of those to train on; `begin`: where their rollouts begin;
+    `about`: what run.json says besides."""
     env = config.env
     env.demand_rounds()
-    tasks = tasks_to_train(env)
+    tasks = tasks or tasks_to_train(env)
     path = run_directory_path(env)
     wanted = env.total_steps if env.total_steps > 0 else None
-    tally = Tally(Prices.of(config.openai, env.price_table), all_segments=bool(env.all_segments))
+    tally = Tally(Prices.of(config.openai, env), all_segments=bool(env.all_segments))
     progress = open_progress(wanted, tally)
     observer = Observer(listeners=[tally, progress], say=progress.say, run_path=path, wanted=wanted)
     orchestrator = Orchestrator(config, observer)
+    orchestrator.maker.begin = begin or orchestrator.maker.begin
     session = Session(path, progress.say, tally, command)
     rows: list[tuple[str, object]] = []
 
     def open_output(engine: Orchestrator) -> AbstractContextManager[OpenRun]:
-        return open_run(env, path, tally, engine.maker.group_format)
+        return open_run(env, path, tally, engine.maker.group_format, about)
 
     async def make() -> int:
         async with session.opened(orchestrator, open_output, tasks.name, tasks.notes) as (engine, output):

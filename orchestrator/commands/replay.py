@@ -19,33 +19,44 @@ from orchestrator.run.directory import RunDirectory
 from orchestrator.run.files import ROLLOUTS_FILE, read_description, record_of
 from orchestrator.run.line import RecordedAttempt
 from orchestrator.run.output import run_directory_path
-from orchestrator.run.replay import Replayable, differences, plan_of
+from orchestrator.run.prompts import Prompts
+from orchestrator.run.replay import Replayable, attempt_of, differences, plan_of
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
+from orchestrator.settings.egress import REPLAY
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.tasks.split import tasks_of
+from orchestrator.tools.mcp.recorded import recorded_servers
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import BadTask, Task
 
 EXIT_DIFFERENT = 1
 
 
-def run(config: Config, run_dir: Path, rollout: str | None) -> int:
+def run(config: Config, run_dir: Path, rollout: str | None, report: bool) -> int:
     """0: every rollout came out as recorded; 1: one did not, or broke; 128 + n after a signal."""
     recorded = Replayable.read(record_of(run_dir) or run_dir / ROLLOUTS_FILE, rollout)
     tasks = _tasks(config, run_dir, recorded)
-    return asyncio.run(_run(_replaying(config, run_dir, recorded), recorded, tasks))
+    prompts = Prompts()
+    try:
+        return asyncio.run(_run(_replaying(config, run_dir, recorded), recorded, tasks, prompts))
+    finally:
+        for line in prompts.table if report else ():
+            _print(line)
 
 
 def _replaying(config: Config, path: Path, recorded: Replayable) -> Config:
-    """The run's settings with its recording as endpoint. Web tools are offered if the run had them, and answer
-    from the record: offering them takes a key, which is never sent."""
+    """The run's settings with its recording as endpoint. Web tools and those of MCP servers are offered if the run
+    had them, and answer from the record: offering the first takes a key, which is never sent."""
     recording = config.openai[0]
     server = OpenAISettings(
         base_url=f"replay:{path}", model_name=recording.model_name, startup_timeout=recording.startup_timeout
     )
     key = Secret("recorded") if recorded.web_tools else Secret()
-    return replace(config, openai=(server,), tavily_api_key=key)
+    env = replace(config.env, mcp_servers=recorded_servers(read_description(path).get("agent")))
+    if recorded.crossings:  # nothing leaves: what the outside answered then is answered from the record
+        env = replace(env, egress=(f"{REPLAY}{path}",))
+    return replace(config, env=env, openai=(server,), tavily_api_key=key)
 
 
 def _tasks(config: Config, path: Path, recorded: Replayable) -> dict[str, Task]:
@@ -63,7 +74,7 @@ class _Output:
     about: Mapping[str, object]
 
 
-async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> int:
+async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task], prompts: Prompts) -> int:
     env = config.env
     path = run_directory_path(env)
     counts: Counter[str] = Counter()
@@ -82,7 +93,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
             tools = {name: RecordedTool(name, t, calls) for name, t in engine.hosts.tools.items()}
             executor = engine.maker.executor(tools=tools)
             fitting = await _built(engine, await _fitting(engine, tasks))
-            await play(recorded.attempts(), fitting, engine.hosts, executor, config, counts)
+            await play(recorded.attempts(), fitting, engine.hosts, executor, config, counts, prompts)
         return 0 if counts["same"] == len(recorded.places) else EXIT_DIFFERENT
 
     try:
@@ -121,6 +132,7 @@ async def play(
     executor: Executor,
     config: Config,
     counts: Counter[str],
+    prompts: Prompts,
 ) -> None:
     """Plays recorded attempts until none are left, or the run is being stopped: as many at a time as the hosts
     have room for, which may change. Raises an exception group."""
@@ -132,7 +144,7 @@ async def play(
             if playing < hosts.capacity:
                 playing += 1
                 tg.create_task(some())
-            if not await _played(then, tasks.get(then.task_id), executor, config, counts):
+            if not await _played(then, tasks.get(then.task_id), executor, config, counts, prompts):
                 return
 
     async with asyncio.TaskGroup() as tg:
@@ -140,7 +152,12 @@ async def play(
 
 
 async def _played(
-    then: RecordedAttempt, task: Task | None, executor: Executor, config: Config, counts: Counter[str]
+    then: RecordedAttempt,
+    task: Task | None,
+    executor: Executor,
+    config: Config,
+    counts: Counter[str],
+    prompts: Prompts,
 ) -> bool:
     """Plays one attempt. False: the run is being stopped."""
     if task is None:
@@ -155,6 +172,7 @@ async def _played(
         counts["broken"] += 1
         _say(then, f"broke: {failure.name}: {failure.reason}")
         return True
+    prompts.compare(then, attempt_of(results[-1]).record)
     unlike = differences(then, results[-1])
     counts["different" if unlike else "same"] += 1
     _say(then, f"differs: {'; '.join(unlike)}" if unlike else f"same, {then.outcome.name}")

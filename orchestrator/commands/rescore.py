@@ -45,7 +45,7 @@ from orchestrator.types import Task
 
 EXIT_INCOMPLETE = 1
 # What is taken over from the run's run.json, besides its settings.
-_FACTS = ("seed", "tasks", "tokenizer", "token_ids", "why_text", "agent", "sandbox")
+_FACTS = ("seed", "tasks", "tokenizer", "tokenizer_digest", "token_ids", "why_text", "agent", "sandbox")
 
 
 def run(config: Config, run_dir: Path) -> int:

@@ -38,9 +38,10 @@ def run(
     prompt_price: float | None,
     completion_price: float | None,
     price_table: Path | None,
+    request_price: float | None,
 ) -> int:
     """0: the runs are listed, the newest last. Raises ConfigError for a folder or prices that cannot be read."""
-    prices = PriceList.read(prompt_price, completion_price, price_table)
+    prices = PriceList.read(prompt_price, completion_price, price_table, request_price)
     found = [_described(directory, prices) for directory in _directories(folder)]
     runs = sorted(found, key=lambda it: (it["started_at"] or 0, it["run"]))
     if json:
@@ -71,7 +72,8 @@ def _described(directory: Path, price_list: PriceList) -> dict[str, Any]:
     with suppress(ConfigError):  # a table need not have the models of all runs
         prices = price_list.of(description)
     counted = end if end and not going_on else _counted(directory, description, prices)
-    if prices is not None and counted.get("cost") is None:  # it ended without prices
+    unpriced = counted.get("cost") is None or prices != Prices.recorded(description)
+    if prices is not None and unpriced:  # it ended without them
         counted |= {"cost": _counted_record(directory, prices).get("cost")}
     command = _command(directory, description)
     unsaid = "broken off" if command in _SAY_THEIR_END else "over"

@@ -41,6 +41,7 @@ _PRICES = tuple(
         OpenAISettings.rows()["prompt_price"],
         OpenAISettings.rows()["completion_price"],
         RolloutSettings.rows()["price_table"],
+        RolloutSettings.rows()["request_price"],
     )
 )
 _NO_ANSWERS = _option(
@@ -216,6 +217,34 @@ COMMANDS = (
             _option(
                 "rollout", Text("the id of a rollout, like g000003-r01-a0", "ID"), "this one alone", unset="all"
             ),
+            _option(
+                "report",
+                Flag(),
+                "ends with a table: how many prompts were the recorded ones, turn by turn; docs/branching.md",
+                default=False,
+            ),
+        ),
+        settings_of="run_dir",
+    ),
+    Command(
+        "branch",
+        "samples other continuations of a recorded rollout, from any turn of it, into a run of their own",
+        arguments=(_option("run_dir", File(), "the run's directory"),),
+        options=(
+            _option(
+                "rollout",
+                Text("the id of a rollout, like g000003-r01-a0", "ID"),
+                "which one",
+                unset="must be given",
+            ),
+            _option(
+                "turn",
+                Integer(-10_000, 10_000),
+                "the first completion to sample anew; negative: from the end",
+                default=-1,
+            ),
+            _option("n", Integer(1, 1024), "how many continuations, which are one group", default=8),
+            _option("say", Text("words"), "what a user says behind the prompt of that turn", unset="nothing"),
         ),
         settings_of="run_dir",
     ),

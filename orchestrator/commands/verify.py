@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
 from orchestrator.errors import ConfigError, os_error_as
+from orchestrator.rules.egress import EGRESS_FOLDER
 from orchestrator.rules.text import printable
 from orchestrator.run.files import (
     RUN_FILE,
@@ -48,6 +51,8 @@ def run(
     # run.json may name any path.
     with os_error_as(ConfigError, f"{path}: its groups file cannot be looked for", "; name it"):
         groups_file, rollouts_file = _files(path, findings)
+    folder = (path if path.is_dir() else path.parent) / EGRESS_FOLDER
+    findings.body = functools.cache(functools.partial(_is_whole, folder))
     rollouts = _rollouts(rollouts_file, findings) if rollouts_file is not None else None
     for where, _, group in _lines(groups_file, findings):
         if isinstance(group, dict):
@@ -65,6 +70,19 @@ def run(
     if json:
         print(dumps({**_as_json(groups_file, rollouts_file, findings), "logprobs_hold": logprobs_hold}, indent=2))
     return 0 if good and logprobs_hold is not False else 1
+
+
+def _is_whole(folder: Path, digest: str) -> bool:
+    """Whether the file of this name has this hash."""
+    if digest == hashlib.sha256().hexdigest():
+        return True
+    try:
+        if not re.fullmatch("[0-9a-f]{64}", digest) or not (folder / digest).is_file():
+            return False
+        with (folder / digest).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == digest
+    except OSError:
+        return False
 
 
 def _as_json(groups_file: Path, rollouts_file: Path | None, findings: Findings) -> dict[str, Any]:

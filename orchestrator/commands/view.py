@@ -51,10 +51,11 @@ def run(
     prompt_price: float | None,
     completion_price: float | None,
     price_table: Path | None,
+    request_price: float | None,
 ) -> int:
     """0: the report is written, or was served. Raises ConfigError for files that are no run or lack what is
     wanted."""
-    files, price_list = find_run(path), PriceList.read(prompt_price, completion_price, price_table)
+    files, price_list = find_run(path), PriceList.read(prompt_price, completion_price, price_table, request_price)
     given = rollout, group, outcome
     if serve:
         if files.directory is None or output is not None or given != (None, None, None):

@@ -50,6 +50,7 @@ class Segments:
     assignment."""
 
     def __init__(self) -> None:
+        self.first = 0  # the number of the first one
         self._all: dict[int, Segment] = {}
         self._earlier: dict[int, Segment] = {}  # each without its last completion and the prompt of that
         self._hashed: tuple[tuple[Message, ...], list[int]] = (), [0]  # the last conversation, and its beginnings
@@ -59,7 +60,7 @@ class Segments:
 
     def opened(self, busy: Collection[int]) -> int:
         """The number of the next new line. `busy`: of those that requests under way continue or open."""
-        return max((*self._all, *busy), default=-1) + 1
+        return max((*self._all, *busy), default=self.first - 1) + 1
 
     def begin(
         self, messages: tuple[Message, ...], tools: Tools | None, busy: Collection[int]

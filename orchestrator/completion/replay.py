@@ -97,7 +97,8 @@ class ReplayCompleter:
                 episodes.setdefault(key, offset)
                 if episode.rollout_id is not None:
                     by_id[episode.rollout_id, key] = offset
-                exact = exact and all(turn.prompt_ids is not None for turn in episode.turns)
+                own = (turn for turn in episode.turns if not turn.inherited)
+                exact = exact and all(turn.prompt_ids is not None for turn in own)
         except (lzma.LZMAError, EOFError, _TooLarge) as error:
             raise EnvironmentUnusable(f"{path} is damaged, or made to be too large: {error}") from error
         except OSError as error:

@@ -52,6 +52,7 @@ def main_segment(turns: Sequence[Turn], question: str = "", rule: MainLine = "qu
     conversation, else of its first action turn, else of the first turn.
     """
     pairs = in_lines(turns)
+    pairs = [one for one in pairs if not one[0].inherited] or pairs
     own = [one for one in pairs if one[0].kind is CompletionKind.ACTION and not one[0].agent] or pairs
     match rule:
         case "longest":
@@ -109,13 +110,16 @@ def _of_then(tokenizer: Tokenizer | None, record: Record) -> Tokenizer | None:
 def side_lines(
     record: Record, tokenizer: Tokenizer | None, closing_tag: str, main: int
 ) -> Iterator[tuple[int, Trajectory | RecordError]]:
-    """(segment, trajectory, or why there is none) of all lines but the main one, by their numbers."""
+    """(segment, trajectory, or why there is none) of all lines but the main one, by their numbers; without those
+    that are all inherited."""
     tokenizer = _of_then(tokenizer, record)
     sides: dict[int, list[TurnTalk]] = {}
     for turn, talk in in_lines(record.turns):
         if turn.segment != main:
             sides.setdefault(turn.segment, []).append((turn, talk))
     for segment, pairs in sorted(sides.items()):
+        if all(turn.inherited for turn, _ in pairs):
+            continue
         try:
             yield segment, _trajectory(pairs, tokenizer, closing_tag)
         except RecordError as error:
@@ -148,22 +152,24 @@ def one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def sampled_tokens(turns: Sequence[Turn]) -> Counter[int]:
-    """How many tokens of each line were sampled."""
+    """How many tokens of each line were sampled; of lines that are all inherited nothing is said."""
     counts: Counter[int] = Counter()
     for turn, _ in in_lines(turns):
-        counts[turn.segment] += turn.completion.sampled_tokens
+        if not turn.inherited:
+            counts[turn.segment] += turn.completion.sampled_tokens
     return counts
 
 
 def untrained_share(turns: Sequence[Turn], segment: int) -> float:
     """The share of the sampled tokens that is not in this line: untrained where it is the rollout's only one."""
-    total = sum(turn.completion.sampled_tokens for turn in turns)
+    total = sum(turn.completion.sampled_tokens for turn in turns if not turn.inherited)
     return (total - sampled_tokens(turns)[segment]) / total if total else 0.0
 
 
 def sampled_by(record: Record, line: Trajectory) -> tuple[PolicySpan, ...]:
     """Which policy versions sampled the line's completions, by their sampled tokens in order."""
-    turns = [turn for turn, _ in in_lines(record.turns) if turn.segment == line.segment]
+    own = [turn for turn, _ in in_lines(record.turns) if not turn.inherited]
+    turns = [turn for turn in own if turn.segment == line.segment]
     spans = [span for turn in turns for span in turn.completion.sampled_by]
     return joined(spans, sum(span.tokens for span in spans))
 
@@ -189,8 +195,9 @@ def _sampled(pairs: list[TurnTalk], tokenizer: Tokenizer | None) -> Trajectory:
         if tokenizer is not None and tokenizer.decode(sampled) != completion.text:
             raise RecordError(f"turn {turn.sequence}: the sampled ids do not decode to the sampled text")
         tokens += [*prompt, *sampled]
-        trained += [False] * len(prompt) + [True] * len(sampled)
-        logprobs += [1.0] * len(prompt) + list(completion.logprobs_T or (0.0,) * len(sampled))
+        trained += [False] * len(prompt) + [not turn.inherited] * len(sampled)
+        of_sampled = [1.0] * len(sampled) if turn.inherited else completion.logprobs_T or (0.0,) * len(sampled)
+        logprobs += [1.0] * len(prompt) + list(of_sampled)
     messages = _line_messages(pairs, tokenizer)
     return Trajectory(tuple(tokens), tuple(trained), tuple(logprobs) if exact else None, messages, "sampled")
 
@@ -240,7 +247,8 @@ def _spoken(pairs: list[TurnTalk], messages: tuple[Message, ...]) -> tuple[tuple
             forms = [form for form in (text, text.lstrip(), text.strip()) if content.startswith(form)]
             if forms:
                 texts[place] = Message("assistant", reasoning + content)
-            sampled_chars[place] = len(reasoning) + max(map(len, forms)) if forms else 0
+            trained = forms and not turn.inherited
+            sampled_chars[place] = len(reasoning) + max(map(len, forms)) if trained else 0
     return tuple(texts), sampled_chars
 
 
@@ -292,7 +300,8 @@ def _untemplated(
         if answer and new:
             new[0] = new[0].removeprefix(answer)  # the agent sends back the completion it got
         before, answer = talk, turn.completion.visible
-        for text, learn in (*((text, False) for text in new), (turn.completion.reasoning + answer, True)):
+        said = turn.completion.reasoning + answer, not turn.inherited
+        for text, learn in (*((text, False) for text in new), said):
             ids = content_ids(tokenizer, text)
             tokens += ids
             trained += [learn] * len(ids)

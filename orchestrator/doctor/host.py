@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.machine import check_temporary
 from orchestrator.doctor.sandboxes import check_sandboxes
-from orchestrator.doctor.services import check_services, check_web_tools
+from orchestrator.doctor.services import check_mcp_servers, check_services, check_web_tools
 from orchestrator.host.setup import completion_needs
 from orchestrator.settings.config import Config
 
@@ -25,4 +25,6 @@ async def check_host(
     async for finding in check_services(completion_needs(config), tokenizer_digest):
         yield finding
     async for finding in check_web_tools(config.env, config.tavily_api_key):
+        yield finding
+    async for finding in check_mcp_servers(config.env.mcp_servers):
         yield finding

@@ -1,7 +1,8 @@
 """Checks keys, tokenizer, inference endpoints and the web service. No key is in any text."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from orchestrator.errors import CompletionError, ConfigError, EnvironmentUnusabl
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.tools import ToolSettings
+from orchestrator.tools.mcp.base import McpServer
+from orchestrator.tools.mcp.tools import open_servers
 
 USAGE_TIMEOUT_S = 15.0
 
@@ -101,6 +104,22 @@ async def check_web_tools(settings: ToolSettings, key: Secret) -> AsyncIterator[
         yield ok("web tools", f"Tavily takes the key; {usage}" if usage else "Tavily takes the key")
     finally:
         await service.aclose()
+
+
+async def check_mcp_servers(servers: Sequence[McpServer]) -> AsyncIterator[Finding]:
+    """Begins each server, and ends it when its tools are known."""
+    for server in servers:
+        notes: list[str] = []
+        try:
+            async with AsyncExitStack() as stack:
+                tools = await open_servers(
+                    [server], (), stack, notes, timeout_s=USAGE_TIMEOUT_S, max_calls=1, fail_rollouts=False
+                )
+        except (ConfigError, EnvironmentUnusable) as error:
+            yield fail("MCP server", str(error))
+        else:
+            text = "; ".join([f"{server.name} has {', '.join(tools) or 'no tools'}", *notes])
+            yield warn("MCP server", text) if notes or not tools else ok("MCP server", text)
 
 
 def _name(server: OpenAISettings) -> str:

@@ -6,15 +6,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import posixpath
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.engine.service_images import of_image
 from orchestrator.errors import BuildError, EnvironmentUnusable
 from orchestrator.launch.uses import Uses
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
+from orchestrator.services.life import spec_of
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.types import BadTask, Grader, SandboxSpec, Task
 
@@ -79,6 +82,11 @@ class Builds:
             if isinstance(built, BadTask):
                 return built
             task = built
+        if task.services:
+            with_images = await self._with_services(task)
+            if isinstance(with_images, BadTask):
+                return with_images
+            task = with_images
         look = asyncio.create_task(self._look(self._sandbox_of(task)), name=f"image of {task.task_id}")
         self._looks.add(look)
         look.add_done_callback(self._looks.discard)
@@ -92,6 +100,27 @@ class Builds:
         if reason is not None:
             self._unfit[spec] = reason
         return reason
+
+    async def _with_services(self, task: Task) -> Task | BadTask:
+        """The task, its services as their images have them."""
+        found = []
+        for service in task.services:
+            image = service.image
+            if service.dockerfile is not None:
+                if reason := self._refusal:
+                    return BadTask(task.task_id, f"the service {service.name}: {reason}")
+                try:
+                    image, _ = await self._made(service.dockerfile, None)
+                except BuildError as error:
+                    return BadTask(task.task_id, f"the service {service.name}: {error}")
+            spec = spec_of(replace(service, image=image), task, self._sandbox_of(task))
+            if (unfit := await self._look(spec)) is not None:
+                return BadTask(task.task_id, f"the service {service.name}: {unfit}")
+            try:
+                found.append(of_image(service, str(image), await asyncio.to_thread(_config, str(image))))
+            except ValueError as error:
+                return BadTask(task.task_id, str(error))
+        return replace(task, services=tuple(found))
 
     async def _built(self, task: Task, dockerfile: str) -> Task | BadTask:
         if reason := self._refusal:
@@ -152,6 +181,16 @@ class Builds:
             if self._images is None:
                 self._images = await _open(self._env, self._say)
             return self._images, self._uses
+
+
+def _config(image: str) -> Mapping[str, Any]:
+    """What an image says of itself, which is in the store. Blocks. Raises EnvironmentUnusable."""
+    from orchestrator.launch.names import is_path
+    from orchestrator.launch.oci.store import ImageStore
+
+    store = ImageStore()
+    found = store.put(Path(image).expanduser()) if is_path(image) else store.find(image)
+    return {} if found is None else found.config
 
 
 def _workdir(image: str) -> str:

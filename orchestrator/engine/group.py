@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.engine.executor import Executor
+from orchestrator.engine.trees import Branching
 from orchestrator.types import Attempt, Failed, FailedName, Group, Member, RolloutPlan, Task
 
 log = logging.getLogger(__name__)
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 MOST_IN_VAIN = 2  # refills of a group in which no rollout has succeeded yet
 ZeroVariance = Literal["keep", "drop", "resample"]
 Refill = Callable[[RolloutPlan], RolloutPlan]
+_Results = tuple[Member | Attempt, ...] | None  # of one rollout; None: the run is being stopped
 
 
 class Unfinished(Exception):
@@ -57,17 +59,23 @@ class GroupPolicy:
 
 
 async def run_group(
-    task: Task, plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill
+    task: Task,
+    plans: Sequence[RolloutPlan],
+    executor: Executor,
+    policy: GroupPolicy,
+    refill: Refill,
+    branching: Branching | None = None,
 ) -> Group:
-    """Runs all rollouts at once. Raises Unfinished, and errors that stop the run; then all rollouts are cancelled.
+    """Runs all rollouts at once; with `branching`, each branch as soon as its trunk has ended. Raises Unfinished,
+    and errors that stop the run; then all rollouts are cancelled.
 
     `refill` gives the plan of a new rollout for the place of another.
     """
     size = len(plans)
-    draw = await _draw(plans, executor, policy, refill)
+    draw = await _draw(plans, executor, policy, refill, branching)
     attempts = draw.attempts
     if policy.zero_variance == "resample" and draw.is_enough and same(draw.scores):
-        second = await _draw([refill(plan) for plan in draw.latest], executor, policy, refill)
+        second = await _draw([refill(plan) for plan in draw.latest], executor, policy, refill, branching)
         attempts = attempts + second.attempts
         # If too many rollouts of the second draw break, the first draw is kept.
         draw = second if second.is_enough else draw
@@ -76,17 +84,37 @@ async def run_group(
     return Group(plans[0].group, task, draw.members, attempts, dropped)
 
 
-async def _draw(plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill) -> _Draw:
+async def _draw(
+    plans: Sequence[RolloutPlan],
+    executor: Executor,
+    policy: GroupPolicy,
+    refill: Refill,
+    branching: Branching | None,
+) -> _Draw:
     draw = _Draw(policy, len(plans), refill)
+    waiting = branching.trunks(plans) if branching is not None else {}
+
+    async def carried_out(plan: RolloutPlan) -> tuple[_Results, list[RolloutPlan]]:
+        """The results, and the plans that waited for them."""
+        waited = waiting.pop(plan.index, [])
+        results = await executor.execute(plan)
+        if not waited or branching is None or results is None:
+            return results, []
+        return results, await branching.grown(results[-1], waited)
+
     async with asyncio.TaskGroup() as tg:
-        following = list(plans)
-        running: set[asyncio.Task[tuple[Member | Attempt, ...] | None]] = set()
+        waits = {plan.index for later in waiting.values() for plan in later}
+        following = [plan for plan in plans if plan.index not in waits]
+        running: set[asyncio.Task[tuple[_Results, list[RolloutPlan]]]] = set()
         while following or running:
-            running |= {tg.create_task(executor.execute(plan), name=plan.rollout_id) for plan in following}
+            running |= {tg.create_task(carried_out(plan), name=plan.rollout_id) for plan in following}
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            following = []
             for run in ended:
-                draw.take(run.result())
-            following = draw.refills()
+                results, grown = run.result()
+                draw.take(results)
+                following += grown
+            following += draw.refills()
     if draw.unfinished:
         raise Unfinished
     return draw
@@ -110,7 +138,7 @@ class _Draw:
         self._refilled: set[int] = set()  # places whose refill is running
         self._in_vain = 0  # refills begun before any rollout succeeded
 
-    def take(self, results: tuple[Member | Attempt, ...] | None) -> None:
+    def take(self, results: _Results) -> None:
         """Takes the attempts of one rollout; None: the run is being stopped."""
         if results is None:
             self.unfinished = True
@@ -140,7 +168,7 @@ class _Draw:
         self._left -= len(replaced)
         self._in_vain += 0 if self._members else len(replaced)
         self._refilled |= {attempt.plan.index for attempt in replaced}
-        return [self._refill(attempt.plan) for attempt in replaced]
+        return [self._refill(_reachable(attempt)) for attempt in replaced]
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -158,13 +186,19 @@ class _Draw:
 
     @property
     def latest(self) -> list[RolloutPlan]:
-        """The last plan of each place."""
-        return list(self._latest.values())
+        """The last plan of each place, in the order of the places."""
+        return [self._latest[index] for index in sorted(self._latest)]
 
     @property
     def is_enough(self) -> bool:
         """Whether the group needs no more members."""
         return len(self._members) >= self._policy.enough(self._size)
+
+
+def _reachable(attempt: Attempt) -> RolloutPlan:
+    """Its plan; begun with the task where no sandbox can be brought to the recorded beginning."""
+    unreached = attempt.outcome.name is FailedName.RECORD_ERROR
+    return replace(attempt.plan, prefix=None) if unreached else attempt.plan
 
 
 def verdict(

@@ -96,7 +96,7 @@ class GroupStream:
                         continue
                     if draw.number in self._earlier.written:
                         continue
-                    size = draw.size or config.env.group_size
+                    size = maker.begun_at_once(draw.size or config.env.group_size)
                     with maker.hosts.expecting(config.sandbox_spec(draw.task), size):
                         while is_full():
                             self._room.clear()

@@ -1,10 +1,12 @@
 """Makes one group: plans its rollouts, has them carried out and graded, and drops it where they are too old."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.agents.call_format import call_format
 from orchestrator.completion.base import Tokenizer
@@ -12,8 +14,11 @@ from orchestrator.completion.trajectory import in_lines, sampled_by
 from orchestrator.engine.executor import Executor
 from orchestrator.engine.group import GroupPolicy, run_group
 from orchestrator.engine.health import GROUPS, HealthGate
+from orchestrator.engine.hosts_file import with_hosts
 from orchestrator.engine.shared import Shared
 from orchestrator.engine.task_needs import why_unfit
+from orchestrator.engine.trees import Branching
+from orchestrator.errors import ConfigError
 from orchestrator.grading.grade import with_tests
 from orchestrator.host.base import Hosts, Provision
 from orchestrator.launch.names import WORKSPACE_DIR
@@ -39,10 +44,14 @@ from orchestrator.types import (
     Limits,
     Member,
     PolicySpan,
+    Prefix,
     RolloutPlan,
     Split,
     Task,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.engine.starts import Starts
 
 
 class Recorded(Protocol):
@@ -60,7 +69,11 @@ class GroupMaker:
         self.observer = observer
         self.shared = shared
         self.split = split
+        rule = config.env.branch_rule if split == "train" else None  # an evaluation measures whole rollouts
+        self.branching = None if rule is None else Branching(rule)
         self.pools: Pools | None = None  # choose the tasks, and hear of every group
+        self.starts: Starts | None = None  # as `begin` goes by them: they hear of every group too
+        self.begin: Begin | None = None  # says where a group's rollouts begin; None: with their task
         # One for all calls: a program may ask for a few groups at a time. Every rollout may be refilled once.
         self._health = HealthGate(window=GROUPS * 2 * config.env.group_size)
 
@@ -79,6 +92,17 @@ class GroupMaker:
         """How agents are built for the model of this run. Only while open. Raises ConfigError."""
         spec = self.config.agent_spec()
         return replace(spec, call_format=call_format(self.config.env, spec, self.hosts.tokenizer))
+
+    def demand_logprobs(self) -> None:
+        """Raises ConfigError where `env.branch` goes by log-probs and the endpoint tells none. Only while open."""
+        if self.branching is not None and self.branching.rule.kind == "entropy" and not self.hosts.takes_ids:
+            raise ConfigError(
+                f"env.branch: entropy needs log-probs of sampled ids ({self.hosts.why_text}); use turns:K"
+            )
+
+    def begun_at_once(self, size: int) -> int:
+        """How many rollouts of a group of this size need a sandbox when it begins: branches wait for trunks."""
+        return size if self.branching is None else size // self.branching.rule.tree_size(size)
 
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
         """The task, its workspace and its tests unpacked, or a BadTask: the run makes no such sandbox. Blocks.
@@ -104,7 +128,7 @@ class GroupMaker:
         except WorkspaceError as error:
             return BadTask(task.task_id, f"its workspace cannot be used: {error}")
         try:
-            return with_tests(task, self.shared.workspaces)
+            return with_tests(with_hosts(task, self.shared.workspaces), self.shared.workspaces)
         except WorkspaceError as error:
             return BadTask(task.task_id, f"its tests cannot be used: {error}")
 
@@ -126,6 +150,24 @@ class GroupMaker:
         No rollout takes longer than `longest_s` from its assignment, and no line of tokens gets longer than
         `longest_tokens`, whatever limits the task has.
         """
+        try:
+            return await self._make(task, number, epoch, executor, again, size, longest_s, longest_tokens)
+        finally:
+            if self.starts is not None:
+                self.starts.leave(task, number)
+
+    async def _make(
+        self,
+        task: Task,
+        number: int,
+        epoch: int,
+        executor: Executor,
+        again: int,
+        size: int | None,
+        longest_s: float,
+        longest_tokens: int | None,
+    ) -> Group:
+        """As `make`."""
         config, seed, trial = self.config, seed_again(self.shared.seed, again), self.shared.open_now.trial
         plans = plan_group(
             task,
@@ -139,26 +181,33 @@ class GroupMaker:
             limits=config.limits,
             split=self.split,
         )
-        plans = tuple(replace(plan, limits=_bounded(plan.limits, longest_s, longest_tokens)) for plan in plans)
+        prefix = None if self.begin is None else await self.begin(self.shared, task, number)
+        plans = tuple(
+            replace(plan, limits=_bounded(plan.limits, longest_s, longest_tokens), prefix=prefix) for plan in plans
+        )
         if trial is not None:
             passed = trial.passed(plans[0], ids=self.hosts.takes_ids, output=self._output_rule() is not None)
             await first_of(passed, self.shared.stopping.wait())
         policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
-        group = await run_group(task, plans, executor, policy, lambda plan: backfill(plan, seed, epoch))
-        await self.settle(number, GroupResult.of(group))
+        group = await run_group(
+            task, plans, executor, policy, lambda plan: backfill(plan, seed, epoch), self.branching
+        )
+        turn = prefix.branch.turn if prefix is not None and prefix.branch is not None else 1
+        await self.settle(number, GroupResult.of(group, 0 if self.starts is None else turn))
         self.shared.agent_gate.group(group)
         return self.aged(group)
 
     async def settle(self, number: int, result: GroupResult = NOTHING) -> None:
         """The curriculum, if there is one, has the group's result, once it is on disk: what is drawn by it is the
         same after a kill. The first result of a group counts."""
-        pools = self.pools
-        if pools is None or pools.has(number):
+        course = self.pools or self.starts
+        if course is None or course.has(number):
             return
+        choice = None if self.pools is None else self.pools.choice(number)
 
         async def told() -> None:
-            await self.observer.result(number, result, pools.choice(number))
-            pools.settle(number, result)
+            await self.observer.result(number, result, choice)
+            course.settle(number, result)
 
         await uninterrupted(told())
 
@@ -176,7 +225,8 @@ class GroupMaker:
         """Which policies sampled the member's tokens that are trained on."""
         record = member.attempt.record
         if GroupFormat.of(self.config.env, None).trains_sides(member.attempt.plan.agent.kind):
-            return [span for turn, _ in in_lines(record.turns) for span in turn.completion.sampled_by]
+            own = [turn for turn, _ in in_lines(record.turns) if not turn.inherited]
+            return [span for turn in own for span in turn.completion.sampled_by]
         return sampled_by(record, member.trajectory)
 
     def executor(
@@ -204,12 +254,14 @@ class GroupMaker:
         return Executor(
             self.hosts,
             # Rollouts of orchestrators that share hosts have the same ids: each has its own folder for files.
-            provision=Provision(self._output_rule(), tools),
+            provision=Provision(self._output_rule(), tools, run_folder=self.observer.run_path),
             max_retries=self.config.env.max_retries,
             graded=graded,
             recorded=recorded,
             started=started,
             earlier=lambda plan: None if earlier is None else earlier.result(plan, tokenizer),
+            under_way=observer.under_way,
+            served=observer.served,
             stopping=shared.stopping,
             health=self._health,
         )
@@ -219,6 +271,10 @@ class GroupMaker:
         if folder is None or not env.output_files:
             return None
         return OutputRule(folder, env.output_files, env.output_bytes)
+
+
+# (what its run shares, its task, its number) → the recorded beginning of a group; None: it begins with its task.
+Begin = Callable[[Shared, Task, int], Awaitable[Prefix | None]]
 
 
 def _why_unscored(task: Task, strategy: str) -> str | None:

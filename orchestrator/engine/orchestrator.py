@@ -17,6 +17,7 @@ from orchestrator.engine.groups import GroupStream, open_groups
 from orchestrator.engine.one_group import GroupMaker
 from orchestrator.engine.run_json import describe
 from orchestrator.engine.shared import Shared
+from orchestrator.engine.starts import Starts
 from orchestrator.errors import ConfigError, CostReached
 from orchestrator.host.base import Hosts
 from orchestrator.rules.observer import Observer
@@ -79,8 +80,13 @@ class Orchestrator:
             files = stack.enter_context(ExitStack())  # closed last: cancelled attempts are still recorded
             await self.shared.open(self.config, self.observer, self._sampler, stack)
             self.maker.agent_spec()  # raises ConfigError
+            self.maker.demand_logprobs()
             if self.maker.pools is not None:  # then a round waits for a group only if so many have overtaken it
                 self.maker.pools.lag = open_groups(self.config.env, self.hosts.capacity)
+            if self.config.env.start_at is not None and self.maker.split == "train":
+                starts = await asyncio.to_thread(Starts.read, self.config)
+                starts.lag = open_groups(self.config.env, self.hosts.capacity)
+                self.maker.starts, self.maker.begin = starts, starts.begin
             if run_path is not None:
                 form = self.maker.group_format
                 output = files.enter_context(open_run(self.config.env, run_path, Tally(), form))
@@ -178,6 +184,8 @@ class Orchestrator:
         size = self.config.env.group_size if group_size is None else group_size
         if type(size) is not int or size < 1:
             raise ConfigError(f"group_size: {size!r} is no whole number of at least 1")
+        if self.maker.branching is not None:
+            self.maker.branching.rule.demand_size(size, "group_size")
         # Tasks may be made as they are read: off the event loop.
         draws = await asyncio.to_thread(list, self._draws.once(tasks, epoch=epoch, size=size))
         rows: dict[int, list[Row]] = {}

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from orchestrator import __version__
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.engine.one_group import GroupMaker
+from orchestrator.engine.same_ids import digest_of
 from orchestrator.errors import ConfigError
 from orchestrator.host.base import Hosts
 from orchestrator.rules.redact import redact
 from orchestrator.rules.text import one_line
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.files import RUN_FILE, read_run
+from orchestrator.tools.mcp.recorded import tool_facts
 
 _MOST_LAG = 1_000_000
 
@@ -20,14 +22,20 @@ async def describe(run: RunDirectory, maker: GroupMaker, tasks: str, about: Mapp
     """Writes run.json. `tasks`: where they come from, for display; `about`: what the command adds. Raises
     ConfigError if the agent, or the way token ids are made, is not that of the resumed run."""
     facts = await _facts(maker)
-    pools = maker.pools
+    course = maker.pools or maker.starts
+    if maker.starts is not None:
+        maker.starts.demand_agent(facts["agent"])
     if (run.path / RUN_FILE).exists():
         earlier = read_run(run.path)
         _demand_same(earlier, facts)
-        if pools is not None:
-            pools.resume(_lag(earlier), await asyncio.to_thread(run.results))
-    if pools is not None:
-        facts["curriculum"] = {"lag": pools.lag}
+        if course is not None:
+            course.resume(_lag(earlier), await asyncio.to_thread(run.results))
+        if maker.starts is not None and earlier.get("starts") != maker.starts.digest:
+            raise ConfigError("env.start_at: that run's record is not what it was when this run began")
+    if course is not None:
+        facts["curriculum"] = {"lag": course.lag}
+    if maker.starts is not None:
+        facts["starts"] = maker.starts.digest
     await run.describe(
         {
             "version": __version__,
@@ -76,11 +84,18 @@ async def _facts(maker: GroupMaker) -> dict[str, object]:
     )
     return {
         "tokenizer": tokenizer.name if isinstance(tokenizer, HubTokenizer) else None,
+        "tokenizer_digest": await asyncio.to_thread(digest_of, hosts),
         "token_ids": "exact" if hosts.takes_ids else "from text",
         **({"why_text": hosts.why_text} if hosts.why_text else {}),
         **({"prices": prices.public()} if prices is not None else {}),
         **description,
-        "agent": {"kind": spec.kind, "identity": identity, **calls, **description["agent"]},
+        "agent": {
+            "kind": spec.kind,
+            "identity": identity,
+            **calls,
+            **description["agent"],
+            **({"mcp_tools": served} if (served := tool_facts(hosts.tools)) else {}),
+        },
     }
 
 

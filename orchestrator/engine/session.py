@@ -23,6 +23,7 @@ from orchestrator.run.directory import RunDirectory
 from orchestrator.run.ending import ending
 from orchestrator.run.files import RUN_FILE, record_of
 from orchestrator.run.tally import Tally
+from orchestrator.run.under_way import under_way_in
 from orchestrator.terminal.signals import Stopped, stoppable
 
 
@@ -80,7 +81,9 @@ class Session:
                     self.say(f"note: {note}")
                 self.say(summary(maker))
                 if maker.shared.costs.cost_limit is not None:
-                    maker.shared.costs.open(maker.split, self.tally, self._evaluations())
+                    folders = [self.path, *(self.path / "evals").glob("step-*")]
+                    under_way = [one for folder in folders for one in under_way_in(folder)]
+                    maker.shared.costs.open(maker.split, self.tally, self._evaluations(), under_way)
                 yield orchestrator, opened
 
     def _evaluations(self) -> list[Tally]:

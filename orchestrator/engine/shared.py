@@ -53,7 +53,7 @@ class Shared:
         self.opened: Opened | None = None
         self.workspaces = Workspaces()
         self.checks: Mapping[str, TaskCheck] = {}
-        self._say = say
+        self.say = say
         self._opening: asyncio.Task[Any] | None = None
 
     async def open(
@@ -126,5 +126,5 @@ class Shared:
             self._opening.cancel()
 
     def _out_of_money(self) -> None:
-        self._say("env.max_cost: no rollout is begun any more; those under way come to their end")
+        self.say("env.max_cost: no rollout is begun any more; those under way come to their end")
         self.drain()

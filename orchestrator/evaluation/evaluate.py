@@ -35,7 +35,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     config = replace(orchestrator.config, env=env)
     observer = Observer(say=orchestrator.observer.say, run_path=directory)
     beside = orchestrator.beside(config, observer, split="eval")
-    evaluation = Evaluation(env.group_size, Prices.of(config.openai, env.price_table))
+    evaluation = Evaluation(env.group_size, Prices.of(config.openai, env))
     with closing(
         EvaluationFiles(directory, env, env.data_dir_to_save_evals, resume=(directory / "run.json").exists())
     ) as files:

@@ -151,8 +151,9 @@ def _answers(
                 else {}
             ),
             **({"observation": {"results": _results(results, said)}} if results else {}),
-            "metrics": metrics,
-            "llm_call_count": 1,
+            # Another rollout sampled what is inherited: it has its metrics.
+            **({"is_copied_context": True} if turn.inherited else {"metrics": metrics}),
+            "llm_call_count": int(not turn.inherited),
         }
 
 

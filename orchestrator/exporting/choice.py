@@ -1,6 +1,8 @@
 """Which rollouts are exported: the best of their group, those above a threshold, pairs by their margin."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,6 +66,15 @@ class Pair:
     rejected: Row
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Line:
+    """A rollout's main line. `prompt_size`: how many messages it began with, inherited ones among them."""
+
+    of: Scored
+    row: Row
+    prompt_size: int
+
+
 @dataclass(eq=False, slots=True)
 class Chooser:
     """Reads the chosen rollouts of a record. What is left out is counted in the survey. `wrong`: rows of rollouts
@@ -93,30 +104,52 @@ class Chooser:
             yield [row for _, rows in sorted(kept, key=lambda one: one[0]) for row in rows]
 
     def pairs(self) -> Iterator[list[Pair]]:
-        """The pairs of each group: the best rollout with the worst, the second best with the second worst. No
+        """The pairs of each group: of rollouts that part at one turn first, latest turns before others, then of
+        all that are left. Each time the best one is with the worst, the second best with the second worst. No
         rollout is in two pairs. Raises OSError."""
         for members in self.survey.drawn_groups(self.policy, self.group_size):
-            lines: list[tuple[Scored, Row, int]] = []
+            lines: list[_Line] = []
             for member in members:
                 rows, prompt_size = self._rows(member)
                 if rows:
-                    lines.append((member, rows[0], prompt_size))
-            lines.sort(key=lambda line: (self.choice.solved and line[0].solved, line[0].score), reverse=True)
+                    lines.append(_Line(member, rows[0], prompt_size))
             pairs: list[Pair] = []
-            for number, (high, chosen, prompt_size) in enumerate(lines[: len(lines) // 2]):
-                low, rejected, other_size = lines[-1 - number]
-                prompt = chosen.messages[:prompt_size]
-                if reason := self.choice.pair_refusal(high, low):
-                    self._leave_out(reason, 2)
+            for siblings in _forks(lines):
+                for high, low in self._matched([line for line in siblings if line in lines]):
+                    pair = self._pair(high, low)
+                    if isinstance(pair, Pair) and len(pairs) != self.choice.best:
+                        self._take(pairs, pair, high, low)
+                        lines = [line for line in lines if line not in (high, low)]
+            for high, low in self._matched(lines):
+                pair = self._pair(high, low)
+                if isinstance(pair, LeftOut):
+                    self._leave_out(pair, 2)
                 elif len(pairs) == self.choice.best:
                     self._leave_out(LeftOut.NOT_BEST, 2)
-                elif (prompt, chosen.tools) != (rejected.messages[:other_size], rejected.tools):
-                    self._leave_out(LeftOut.OTHER_PROMPT, 2)
                 else:
-                    pairs.append(Pair(prompt, chosen, rejected))
-                    self.wrong += not is_lesson(high, low)
+                    self._take(pairs, pair, high, low)
             self._leave_out(LeftOut.ODD, len(lines) % 2)
             yield pairs
+
+    def _matched(self, lines: Sequence[_Line]) -> list[tuple[_Line, _Line]]:
+        """The best with the worst, and so on."""
+        down = sorted(lines, key=lambda line: (self.choice.solved and line.of.solved, line.of.score), reverse=True)
+        return [(high, down[-1 - number]) for number, high in enumerate(down[: len(down) // 2])]
+
+    def _pair(self, high: _Line, low: _Line) -> Pair | LeftOut:
+        """Why the two are no pair, or the pair."""
+        if reason := self.choice.pair_refusal(high.of, low.of):
+            return reason
+        common = max(high.prompt_size, low.prompt_size)  # what one of them inherited is context of both
+        prompt = high.row.messages[:common]
+        if (prompt, high.row.tools) != (low.row.messages[:common], low.row.tools):
+            return LeftOut.OTHER_PROMPT
+        size = max(len(high.row.prompt_ids), len(low.row.prompt_ids))
+        return Pair(prompt, _from(high.row, size), _from(low.row, size))
+
+    def _take(self, pairs: list[Pair], pair: Pair, high: _Line, low: _Line) -> None:
+        pairs.append(pair)
+        self.wrong += not is_lesson(high.of, low.of)
 
     def _rows(self, member: Scored) -> tuple[list[Row], int]:
         """(the rollout's rows, how many messages its main line began with). No rows: the reason is counted."""
@@ -163,7 +196,35 @@ class Chooser:
         self.survey.left_out[reason] += count
 
 
+def _forks(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
+    """The rollouts that part at one turn: those that branched there, and the one that they branched from. The
+    latest turn comes first."""
+    trunks = {line.row.rollout_id: line for line in lines}
+    forks: dict[tuple[int, str], list[_Line]] = {}
+    for line in lines:
+        if line.row.parent is not None and line.row.turn is not None:
+            forks.setdefault((-line.row.turn, line.row.parent), []).append(line)
+    for (_, parent), siblings in sorted(forks.items(), key=lambda one: one[0]):
+        yield [*([trunks[parent]] if parent in trunks else ()), *siblings]
+
+
+def _from(row: Row, size: int) -> Row:
+    """The row with at least so many ids of its line as prompt: of a trunk, all before the turn of the fork."""
+    more = size - len(row.prompt_ids)
+    if more <= 0:
+        return row
+    return replace(
+        row,
+        prompt_ids=(*row.prompt_ids, *row.completion_ids[:more]),
+        completion_ids=row.completion_ids[more:],
+        env_mask=row.env_mask[more:],
+        logprobs=None if row.logprobs is None else row.logprobs[more:],
+        advantages=None if row.advantages is None else row.advantages[more:],
+    )
+
+
 def _prompt_size(attempt: RecordedAttempt, segment: int) -> int:
-    """How many messages the prompt of the segment's first completion has. Some may be the assistant's: an agent's
-    program may write examples."""
-    return next(len(talk) for turn, talk in in_lines(attempt.record.turns) if turn.segment == segment)
+    """How many messages the prompt of the segment's first own completion has. Some may be the assistant's: what
+    was inherited, or examples that an agent's program writes."""
+    pairs = [(turn, talk) for turn, talk in in_lines(attempt.record.turns) if turn.segment == segment]
+    return next((len(talk) for turn, talk in pairs if not turn.inherited), len(pairs[0][1]))

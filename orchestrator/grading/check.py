@@ -5,7 +5,8 @@ no cheating policy more than doing nothing does. All of them are graded as rollo
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from orchestrator.errors import RolloutError, SandboxLostError, ScorerError
@@ -23,11 +24,12 @@ from orchestrator.grading.grade import (
 )
 from orchestrator.grading.left_behind import LeftBehind
 from orchestrator.grading.panel import CURES, Output, delivered, policies
-from orchestrator.grading.scope import is_takeover, outermost
+from orchestrator.grading.scope import holds_nothing, in_scope, is_takeover, outermost
 from orchestrator.launch.base import Command, CommandEnd, CommandSandbox, Launcher
 from orchestrator.launch.names import WORKSPACE_DIR
 from orchestrator.rules.text import printable
 from orchestrator.rules.waits import first_error
+from orchestrator.services.life import Services, Unready, services
 from orchestrator.types import Change, Checked, Difference, DryRun, Grade, Grader, SandboxSpec, Task, TaskCheck
 
 SOLUTION = "/solution"
@@ -85,6 +87,7 @@ class TaskChecker:
         self._last = ""  # why the last grade is not what it should be
         self._solving = ""  # how the solution ended, if it failed
         self._no_start = ""  # why a command could not be started
+        self._unseen: set[str] = set()  # policies of the panel that left nothing in scope
 
     async def check(self) -> TaskCheck:
         """Raises RolloutError where it is this machine that fails: nothing is known of the task then."""
@@ -153,7 +156,11 @@ class TaskChecker:
 
     async def _changed_by_healthcheck(self) -> frozenset[Change]:
         """Before anybody works there: none of it is the solution's."""
-        async with self._launcher.run(self._spec, nothing := self._script("exit 0")) as box:
+        nothing = self._script("exit 0")
+        async with (
+            self._services() as beside,
+            self._launcher.run(self._spec, finding(nothing, beside)) as box,
+        ):
             demand_healthy(await end_of(box, nothing))
             return frozenset((await box.changes() or Difference()).changes)
 
@@ -177,7 +184,7 @@ class TaskChecker:
         task, grader = self._known(self._grader), self._grader
         assert task.grader is not None
         command = command_of(task, task.grader)
-        if grader.kind == "io" or grader.image is not None:
+        if grader.kind == "io" or grader.image is not None or self._task.services:
             return None
         both = replace(
             command,
@@ -215,7 +222,7 @@ class TaskChecker:
         rewards = await self._rewards(scripts, task)
         if self._no_start:
             return replace(found, failures=(f"the panel could not be tried: {self._no_start}",))
-        found = replace(found, panel=rewards)
+        found = replace(found, panel=rewards, unseen=tuple(sorted(self._unseen)))
         if script := delivered(outputs):
             graded = await self._played(self._script(script), task)
             reward = self._reward(graded)
@@ -242,12 +249,20 @@ class TaskChecker:
         try:
             async with asyncio.TaskGroup() as group:
                 plays = {
-                    name: group.create_task(self._played(self._script(script), task), name=name)
+                    name: group.create_task(self._cheat(name, script, task), name=name)
                     for name, script in scripts.items()
                 }
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
-        return {name: self._reward(play.result()) for name, play in plays.items()}
+        return {name: play.result() for name, play in plays.items()}
+
+    async def _cheat(self, name: str, script: str, task: Task) -> float | None:
+        untouched = Grade()
+        graded = await self._played(self._script(script), task, untouched=untouched)
+        if graded is not untouched:
+            return self._reward(graded)
+        self._unseen.add(name)
+        return 0.0  # as an untouched sandbox got, each time
 
     def _script(self, script: str) -> Command:
         layers = () if self._library is None else (self._library,)
@@ -260,11 +275,17 @@ class TaskChecker:
     def _known(self, grader: Grader) -> Task:
         return replace(self._task, grader=replace(grader, checked=replace(self._checked, layer=self._layer)))
 
-    async def _played(self, command: Command, task: Task, *, learns: bool = False) -> Grade:
-        """The grade of what the command leaves in a sandbox. Raises RolloutError."""
+    async def _played(
+        self, command: Command, task: Task, *, learns: bool = False, untouched: Grade | None = None
+    ) -> Grade:
+        """The grade of what the command leaves in a sandbox. `untouched`: what to return where none of that would
+        be graded. Raises RolloutError."""
         for tries_left in reversed(range(_SANDBOX_TRIES)):
             try:
-                async with self._launcher.run(self._spec, command) as box:
+                async with (
+                    self._services() as beside,
+                    self._launcher.run(self._spec, finding(command, beside)) as box,
+                ):
                     end = await end_of(box, command)
                     demand_healthy(end)
                     if end.error:
@@ -273,14 +294,28 @@ class TaskChecker:
                         self._learn(await box.changes() or Difference())
                         task = self._known(self._grader)
                         self._solving = await asyncio.to_thread(_words, box, end)
-                    return await grade(task, self._spec, self._launcher, (box,))
+                    if untouched is not None and await self._leaves_nothing(box, task):
+                        return untouched
+                    return await grade(task, self._spec, self._launcher, (box,), beside=beside)
             except RolloutError:
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
 
+    async def _leaves_nothing(self, box: CommandSandbox, task: Task) -> bool:
+        """Whether its grading is that of an untouched sandbox, for certain."""
+        assert task.grader is not None
+        if task.grader.collect or task.services:  # they see what is out of scope, too
+            return False
+        difference = await box.changes()
+        return difference is not None and holds_nothing(in_scope(task.grader), difference)
+
     async def _graded(self, task: Task) -> float | None:
-        return self._reward(await grade(task, self._spec, self._launcher))
+        async with self._services() as beside:
+            return self._reward(await grade(task, self._spec, self._launcher, beside=beside))
+
+    def _services(self) -> AbstractAsyncContextManager[Services | None]:
+        return fresh_services(self._task, self._spec, self._launcher)
 
     def _reward(self, graded: Grade) -> float | None:
         """None: there is none. Raises SandboxLostError where that is this machine's doing."""
@@ -291,6 +326,19 @@ class TaskChecker:
         except ScorerError as error:
             self._last = self._last or str(error)
             return None
+
+
+@asynccontextmanager
+async def fresh_services(task: Task, spec: SandboxSpec, launcher: Launcher) -> AsyncIterator[Services | None]:
+    """Those of one try; None: the task has none. Raises Unhealthy, RolloutError."""
+    async with AsyncExitStack() as stack:
+        beside = None
+        if task.services:
+            try:
+                beside = await stack.enter_async_context(services(task, spec, launcher))
+            except Unready as error:
+                raise Unhealthy(str(error)) from None
+        yield beside
 
 
 def demand_healthy(end: CommandEnd) -> None:
@@ -378,3 +426,8 @@ def _has_run(graded: Grade, solved: Grade) -> bool:
 
 def _shown(rewards: Sequence[float | None]) -> str:
     return ", ".join(dict.fromkeys("no reward" if one is None else f"{one:g}" for one in rewards))
+
+
+def finding(command: Command, beside: Services | None) -> Command:
+    """The same where services are found as the agent finds them."""
+    return command if beside is None else replace(command, ways=beside.ways)

@@ -3,6 +3,7 @@ before it have left, and each step is graded. Cheats are tried in the first step
 does anything in these.
 
 What only a network could fetch is not tried to be fetched, and what a step leaves running has ended by the next.
+The task's services go on.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ from orchestrator.grading.check import (
     TRIES,
     Unhealthy,
     demand_healthy,
+    finding,
+    fresh_services,
     outputs_of,
     scope_of,
     takeovers_of,
@@ -124,10 +127,11 @@ class StepsChecker:
         raise AssertionError("the last try returns or raises")
 
     async def _once(self, scripts: Sequence[str], stack: AsyncExitStack, *, learns: bool, cheats: bool) -> Grade:
+        beside = await stack.enter_async_context(fresh_services(self._task, self._spec, self._launcher))
         left: State | None = None
         graded: tuple[StepGrade, ...] = ()
         for number, (step, script) in enumerate(zip(self._task.steps, scripts, strict=True)):
-            command = self._command(number, script)
+            command = finding(self._command(number, script), beside)
             box = await stack.enter_async_context(self._launcher.run(self._spec, command, left))
             end = await end_of(box, command)
             try:
@@ -144,7 +148,7 @@ class StepsChecker:
                 self._differences[number].append(await box.changes() or Difference())
                 self._learn(number)
             task = self._known(number, cheats=cheats)
-            one = await grade(task, self._spec, self._launcher, left.sandboxes, copied=True)
+            one = await grade(task, self._spec, self._launcher, left.sandboxes, copied=True, beside=beside)
             if learns and one.source:
                 longest_s = max(one.duration_s, self._checked[number].duration_s or 0.0)
                 self._checked[number] = replace(self._checked[number], source=one.source, duration_s=longest_s)

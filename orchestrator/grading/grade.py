@@ -23,6 +23,8 @@ from orchestrator.launch.base import Command, CommandEnd, CommandSandbox, Launch
 from orchestrator.launch.names import WORKSPACE_DIR
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.rules.text import valid
+from orchestrator.services.life import Services
+from orchestrator.services.state import handed_on
 from orchestrator.types import Grade, Grader, SandboxSpec, Task, TestResult
 
 log = logging.getLogger(__name__)
@@ -48,11 +50,14 @@ async def grade(
     left: tuple[StatefulSandbox, ...] = (),
     *,
     copied: bool = False,
+    beside: Services | None = None,
 ) -> Grade:
     """Grades what is left in these sandboxes, as of a `State`; none: the untouched image. They are ended first,
     and their state is used up. `copied`: they have ended or stand still, and a copy is graded. `spec`: of the
     task's. The task's `grader.tests` is the folder of a layer. A failure of this machine is a `fault`, too. On any
-    exit, cancellation included, the sandbox that grades is removed; `state` stays."""
+    exit, cancellation included, the sandbox that grades is removed; `state` stays. `beside`: services that the
+    agent had, which go on: they are asked for their state, and a grader that has no sandbox of another kind finds
+    them."""
     assert task.grader is not None
     grader, scope = task.grader, in_scope(task.grader)
     for tries_left in reversed(range(_TRIES)):
@@ -62,7 +67,10 @@ async def grade(
             async with AsyncExitStack() as stack:
                 states = await _collected(task, grader, spec, launcher, State(left, copied=copied), stack)
                 graded = State(states, scope.kept, scope.dropped, scope.merged, copied)
-                return await _graded(task, grader, scope, grading_spec(spec, grader), launcher, graded)
+                command, trouble = await _asking(task, grader, command_of(task, grader), beside, stack)
+                of = grading_spec(spec, grader)
+                found = await _graded(command, grader, scope, of, launcher, graded)
+                return replace(found, flags=(*found.flags, *trouble))
         except RolloutError as error:
             if not tries_left:
                 return Grade(fault=f"{SANDBOX_FAILED}: {error}", scope=scope.scope, kept=scope.paths)
@@ -90,7 +98,7 @@ async def _collected(
     """The sandboxes whose states are graded, top first: one for each command that collects something, over all
     that the agent left, and the agent's. Whether a command fails is for the tests to find. Raises RolloutError."""
     states = left.sandboxes
-    for collect in grader.collect:
+    for collect in (one for one in grader.collect if not one.service):
         command = Command(
             ("/bin/sh", "-c", collect.command),
             collect.timeout_s,
@@ -131,8 +139,21 @@ def grading_spec(spec: SandboxSpec, grader: Grader) -> SandboxSpec:
     return replace(spec, image=grader.image, layers=(), user=grader.user, preload=())
 
 
+async def _asking(
+    task: Task, grader: Grader, command: Command, beside: Services | None, stack: AsyncExitStack
+) -> tuple[Command, list[str]]:
+    """The command with what services hand on to it, and what went wrong, for people. Raises RolloutError."""
+    if beside is None or task.hosts is None:
+        return command, []
+    place = Path(task.hosts).parents[1] / "drafts"
+    layers, trouble = await handed_on(grader, beside, place, stack)
+    is_as_agents = grader.image is None and grader.declared is None
+    ways = beside.ways if is_as_agents else ()
+    return replace(command, layers=(*command.layers, *layers), ways=ways), trouble
+
+
 async def _graded(
-    task: Task,
+    command: Command,
     grader: Grader,
     scope: InScope,
     spec: SandboxSpec,
@@ -140,7 +161,6 @@ async def _graded(
     state: State,
 ) -> Grade:
     """Raises RolloutError."""
-    command = command_of(task, grader)
     async with launcher.run(spec, command, state if state.sandboxes else None) as box:
         end = await end_of(box, command)
         cpu_s = await box.cpu_s()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from orchestrator.types import Grader, Scope
+from orchestrator.types import Difference, Grader, Scope
 
 # Of folders, paths end with `/`; so a name before `$` is that of a file, or of a link in a folder's place.
 _PLACES = (
@@ -40,6 +40,7 @@ _OURS = r"/(?:tests|logs|solution)(?:/|$)"
 _TAKEOVERS = f"/(?:{'|'.join(_PLACES)}|(?:.*/)?(?:{'|'.join(_NAMES)}))"
 # Folders that an agent may have made anew: what the image has there shows all the same.
 MERGED = r"/(?:usr|usr/local|usr/local/lib|etc|root|home|home/[^/]+|var|run)/$"
+_MADE = {"/logs/", "/logs/agent/", "/logs/artifacts/", "/logs/verifier/"}  # in each sandbox that runs a command
 _takeover = re.compile(_TAKEOVERS)
 
 
@@ -69,6 +70,15 @@ def in_scope(grader: Grader) -> InScope:
     if checked is not None and checked.scope is not None and "/" not in checked.scope:
         return InScope("solution", outermost(checked.scope), spared)
     return InScope("whole", None, spared, MERGED)
+
+
+def holds_nothing(scope: InScope, difference: Difference) -> bool:
+    """Whether nothing of it is in scope for certain: then what is graded is the untouched image."""
+    if scope.kept is None or difference.left_out or difference.count > len(difference.changes):
+        return False
+    kept = [f"{path.rstrip('/')}/" for path in scope.kept]
+    changed = [f"{change.path.rstrip('/')}/" for change in difference.changes if change.path not in _MADE]
+    return not any(one.startswith(path) or path.startswith(one) for one in changed for path in kept)
 
 
 def is_takeover(path: str) -> bool:

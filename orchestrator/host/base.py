@@ -7,22 +7,27 @@ with the run: tasks, groups, retries, scores, files.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.tools.base import HostTool, ToolFacts
-from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
+from orchestrator.types import Attempt, Entry, Failed, RolloutPlan, SandboxSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Provision:
     """What rollouts get besides their plan. `output`: where files go that they leave; None: sandboxes are asked
-    for none. `tools`: in place of the run's host tools."""
+    for none. `tools`: in place of the run's host tools. `served`: is told what goes on record as soon as it does,
+    with the Unix time at which the record begins; what a rollout that goes on has on record is not told again.
+    `run_folder`: of the run, for bodies of what it asks of the outside; None: they are not kept."""
 
     output: OutputRule | None = None
     tools: Mapping[str, HostTool] | None = None
+    served: Callable[[float, Entry], None] = lambda started_at, one: None
+    run_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

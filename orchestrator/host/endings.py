@@ -6,8 +6,9 @@ from orchestrator.errors import RolloutError, SandboxLostError
 from orchestrator.launch.base import Sandbox
 from orchestrator.proxy.instructions import needs_setup
 from orchestrator.proxy.lease import Lease
-from orchestrator.rules.outcome import ClockExpired, DeadlineExpired, Ending, Submission
+from orchestrator.rules.outcome import ClockExpired, DeadlineExpired, Ending, ServiceEnd, Submission
 from orchestrator.rules.waits import first_of, ran, standstill, stood_still
+from orchestrator.services.life import Services
 
 HEALTHY_MARGIN_S = 60.0  # for what stands between the sandbox's own limit of a healthcheck and here
 _DEADLINE = object()
@@ -32,12 +33,24 @@ async def unhealthy(lease: Lease, sandbox: Sandbox) -> Ending | None:
     return stood_still(ending) if isinstance(ending, float) else ending
 
 
-async def ending_of(lease: Lease, sandbox: Sandbox) -> Ending:
-    """Waits for what ends the rollout first, and returns it."""
+async def ending_of(lease: Lease, sandbox: Sandbox, beside: Services | None = None) -> Ending:
+    """Waits for what ends the rollout first, and returns it. `beside`: the services of its task."""
+    ending = await _first_ending(lease, sandbox, beside)
+    if beside is None or not beside.has_ended or isinstance(ending, ServiceEnd):
+        return ending
+    try:  # what the agent did behind the end of a service does not count
+        return await beside.ended()
+    except RolloutError as error:
+        return error
+
+
+async def _first_ending(lease: Lease, sandbox: Sandbox, beside: Services | None) -> Ending:
     # After a standstill everything is late at once: it is named before what only seems to have ended the rollout.
     deadline = ran(lease.deadline_s, _DEADLINE)
     try:
-        ending = await first_of(lease.ended(), standstill(), sandbox.exited(), lease.clock.expired(), deadline)
+        of_services = () if beside is None else (beside.ended(),)
+        waits = (lease.ended(), standstill(), sandbox.exited(), lease.clock.expired(), deadline)
+        ending = await first_of(*of_services, *waits)
     except RolloutError as error:  # returned, not raised: what was sampled so far stays on record
         return error
     if ending is _DEADLINE:

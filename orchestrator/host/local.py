@@ -174,6 +174,7 @@ def _so_far(lease: Lease) -> Attempt:
         started_at=time() - elapsed_s,
         turns=tuple(lease.turns),
         tool_calls=tuple(lease.tool_calls),
+        crossings=lease.world.crossings(),
         steps=tuple(lease.steps),
         duration_s=elapsed_s,
         waiting_s=lease.clock.waiting_s,

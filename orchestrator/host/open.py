@@ -18,6 +18,7 @@ from orchestrator.completion.startup import wait_sayer
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.host.breaker import Breaker
+from orchestrator.host.egress import open_egress
 from orchestrator.host.launcher_kind import launcher_kind
 from orchestrator.host.local import LocalHost
 from orchestrator.host.resources import Resources
@@ -30,10 +31,12 @@ from orchestrator.launch.make import make_launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.rules.redact import Secret
+from orchestrator.services.control import ServiceControl
 from orchestrator.settings.sandbox import SandboxSettings
 from orchestrator.settings.tools import ToolSettings
-from orchestrator.tools.base import HostTool
+from orchestrator.tools.base import RESERVED, HostTool
 from orchestrator.tools.functions import Workers
+from orchestrator.tools.mcp.tools import defuse, open_servers
 from orchestrator.tools.operator_tools import demand_tool_names
 from orchestrator.types import FailedName, SandboxSpec
 
@@ -46,10 +49,19 @@ async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
     equipment = await asyncio.to_thread(equip, env) if setup.equipment is None else setup.equipment
     workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
     own = await asyncio.to_thread(operator_host_tools, env.host_tools, workers)
-    # An agent is not told of tools that it cannot use.
-    web = {} if env.agent_kind in ("program", "shell") else _web_tools(env, config.tavily_api_key, stack)
+    # A shell agent has one tool, and that is the sandbox's.
+    web = {} if env.agent_kind == "shell" else _web_tools(env, config.tavily_api_key, stack)
     demand_tool_names(web, own)
-    tools = {**web, **own}
+    served = await open_servers(
+        env.mcp_servers,
+        {*RESERVED, *web, *own, *(tool.name for tool in equipment.sandbox_tools)},
+        stack,
+        notes,
+        timeout_s=env.tool_timeout,
+        max_calls=env.max_concurrent_tool_calls,
+        fail_rollouts=env.fail_on_tool_error,
+    )
+    tools = {**web, **own, **served}
     check_team(env.managed_agents, equipment, tools)
     kind = await launcher_kind(env, notes)
     launcher, channel_directory = _launcher(
@@ -67,6 +79,8 @@ async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
         head_start = min(head_start, env.total_steps * env.group_size)
     pool = await stack.enter_async_context(_pool(env, spec, launcher, channel_directory, breaker, head_start))
     tokenizer = await asyncio.to_thread(find_tokenizer, env, config.openai[0].model_name)
+    if tokenizer is not None:
+        defuse(served, tokenizer.spells_control)
     # Last, as it may take minutes: what fails at once has failed by now.
     completer, why_text = await _completer(setup, tokenizer, stack)
     resources = Resources(
@@ -80,6 +94,8 @@ async def open_local(setup: HostSetup, stack: AsyncExitStack) -> LocalHost:
         control=EndpointControl(completer, tokenizer),
         why_text=why_text,
         cost_limit=setup.cost_limit,
+        world=await asyncio.to_thread(open_egress, env),
+        service_control=ServiceControl(launcher),
     )
     return LocalHost(
         resources,

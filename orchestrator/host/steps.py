@@ -16,6 +16,7 @@ from orchestrator.proxy.instructions import needs_setup
 from orchestrator.proxy.lease import Lease
 from orchestrator.rules.outcome import ClockExpired, Ending, Submission
 from orchestrator.rules.waits import first_of, ran, standstill, stood_still
+from orchestrator.services.life import Services
 from orchestrator.types import Grade, SandboxExit, StepGrade, TaskStep
 
 # Entered while a state is graded. True: the agent's sandbox goes on afterwards.
@@ -37,10 +38,13 @@ async def demand_still(sandbox: Sandbox) -> None:
 class Steps:
     """Of one rollout. `graded`: the grades so far; `ended_early`: the last of them ended the task."""
 
-    def __init__(self, lease: Lease, sandbox: Sandbox, launcher: Launcher, grading: Grading) -> None:
+    def __init__(
+        self, lease: Lease, sandbox: Sandbox, launcher: Launcher, grading: Grading, beside: Services | None = None
+    ) -> None:
         self.graded: tuple[StepGrade, ...] = ()
         self.ended_early = False
         self._lease, self._sandbox, self._launcher, self._grading = lease, sandbox, launcher, grading
+        self._beside = beside
 
     async def all_but_last(self, ending: Ending) -> Ending:
         """What ended the rollout. `ending`: of the first step. What the agent left in the last step that it came
@@ -59,7 +63,7 @@ class Steps:
                 self.ended_early = True
                 break
             self._lease.go_on(following)
-            ending = await self._set_up(following) or await ending_of(self._lease, self._sandbox)
+            ending = await self._set_up(following) or await ending_of(self._lease, self._sandbox, self._beside)
         self._lease.finish()
         return ending
 
@@ -70,7 +74,9 @@ class Steps:
         task = lease.plan.task.at(len(self.graded))
         with lease.clock.waiting():
             async with sandbox.still(), self._grading(True):
-                return await grade(task, lease.plan.sandbox, self._launcher, (sandbox,), copied=True)
+                return await grade(
+                    task, lease.plan.sandbox, self._launcher, (sandbox,), copied=True, beside=self._beside
+                )
 
     async def _set_up(self, step: TaskStep) -> Ending | None:
         """Waits until all is there that comes before the step. None: it is. Model-written code may run meanwhile:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError
-from orchestrator.launch.base import Command, CommandSandbox, Launcher, Sandbox, State
+from orchestrator.launch.base import Command, CommandSandbox, Launcher, Program, Sandbox, ServingSandbox, State
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.facts import engine_problem
 from orchestrator.launch.oci.machine import why_not_here
@@ -85,6 +85,11 @@ class BothLaunchers:
         """Raises LaunchError."""
         launcher, spec = self._for(spec)
         return launcher.run(spec, command, state)
+
+    def serve(self, spec: SandboxSpec, program: Program) -> AbstractAsyncContextManager[ServingSandbox]:
+        """Raises LaunchError."""
+        launcher, spec = self._for(spec)
+        return launcher.serve(spec, program)
 
     async def aclose(self) -> None:
         """Idempotent."""

@@ -7,9 +7,10 @@ from pathlib import Path
 from socket import socket
 from typing import Protocol, runtime_checkable
 
-from orchestrator.types import Confinement, Difference, Healthcheck, SandboxExit, SandboxSpec
+from orchestrator.types import Confinement, Difference, Healthcheck, SandboxExit, SandboxSpec, Way
 
 NO_COMMANDS = "what an agent left is graded in a sandbox of the launcher oci: --env.launcher oci"
+NO_SERVICES = "services run in sandboxes of the launcher oci: --env.launcher oci"
 
 
 class TooMuch(Exception):
@@ -50,25 +51,13 @@ class StatefulSandbox(Sandbox, Protocol):
         SandboxLostError."""
 
 
-class Network(Protocol):
-    """What a command may reach: only what is served at this port of its sandbox's loopback. The sandbox has no
-    network."""
-
-    @property
-    def port(self) -> int:
-        """Which one."""
-
-    def serving(self, listener: socket) -> AbstractAsyncContextManager[None]:
-        """Serves it within the block."""
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
     """What is run in a sandbox without an agent.
 
     `environment`: on top of the image's. `programs`: files that are made executable first. `layers`: absolute
     paths of folders that are laid over everything, top first. `inputs`: arguments and standard input of each run;
-    none: it is run once, and nobody types. `timeout_s`: of each run. `network`: None: there is nothing to reach.
+    none: it is run once, and nobody types. `timeout_s`: of each run. `ways`: what listens on its loopback.
     `healthcheck`: is run first; whatever becomes of it, the command follows.
     """
 
@@ -79,7 +68,7 @@ class Command:
     programs: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     inputs: tuple[tuple[tuple[str, ...], str], ...] = ()
-    network: Network | None = None
+    ways: tuple[Way, ...] = ()
     healthcheck: Healthcheck | None = None
 
     @property
@@ -141,6 +130,47 @@ class CommandSandbox(StatefulSandbox, Protocol):
         Blocks. Raises SandboxLostError, OSError; TooMuch for what is more than a layer may hold."""
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What serves others in a sandbox of its own. `environment`: on top of the image's. `folders`: absolute paths
+    of folders for everybody to write to; `volumes`: that are made where there are none. `cwd`: empty: the
+    image's."""
+
+    argv: tuple[str, ...]
+    cwd: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    host_name: str = ""
+
+
+class ServingSandbox(StatefulSandbox, Protocol):
+    """A sandbox in which a program serves others. It has ended when the program has."""
+
+    async def begin(self) -> None:
+        """Starts the program. Raises SandboxLostError."""
+
+    async def check(self, check: Healthcheck, user: str | None = None) -> str:
+        """Runs the command there until it succeeds. Why it has failed; empty: it has not. `user`: None: the
+        program's. Raises SandboxLostError, LaunchError."""
+
+    async def program_end(self) -> CommandEnd:
+        """Waits for the program. Raises SandboxLostError if the sandbox ended otherwise."""
+
+    async def log(self) -> str:
+        """The end of what it printed. Untrusted. Empty where it cannot be had."""
+
+    async def connected(self, port: int, source: str) -> socket:
+        """A connection to a port of its loopback, which seems to come from the address `source` there. Raises
+        OSError, LaunchError."""
+
+    async def listening(self, address: str, port: int) -> socket:
+        """A socket that listens there. Raises LaunchError."""
+
+    def save_layer(self, folder: Path, dropped: str, merged: str) -> SavedLayer:
+        """As of a CommandSandbox; while it stands still, too."""
+
+
 class Launcher(Protocol):
     """Makes sandboxes and removes them."""
 
@@ -173,6 +203,11 @@ class Launcher(Protocol):
     ) -> AbstractAsyncContextManager[CommandSandbox]:
         """A sandbox without an agent and without a channel, sealed as any other, in which the command is run. With
         a `state` it has the place of its last sandbox among those that there may be. On any exit of the block it
+        is removed. Raises LaunchError."""
+
+    def serve(self, spec: SandboxSpec, program: Program) -> AbstractAsyncContextManager[ServingSandbox]:
+        """A sandbox without an agent and without a channel, sealed as any other, in which the program waits for
+        its begin. It is not one of the sandboxes that there may be: it belongs to one. On any exit of the block it
         is removed. Raises LaunchError."""
 
     async def aclose(self) -> None:

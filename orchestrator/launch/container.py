@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from orchestrator.errors import LaunchError, RolloutError
-from orchestrator.launch.base import NO_COMMANDS, Command, CommandSandbox, State
+from orchestrator.launch.base import (
+    NO_COMMANDS,
+    NO_SERVICES,
+    Command,
+    CommandSandbox,
+    Program,
+    ServingSandbox,
+    State,
+)
 from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.contents import PROGRAM
 from orchestrator.launch.cpu_clock import CpuClock
@@ -144,6 +152,10 @@ class ContainerLauncher(ABC, Generic[S]):
     ) -> AbstractAsyncContextManager[CommandSandbox]:
         """Raises LaunchError: this launcher's sandboxes leave no state."""
         raise LaunchError(NO_COMMANDS)
+
+    def serve(self, spec: SandboxSpec, program: Program) -> AbstractAsyncContextManager[ServingSandbox]:
+        """Raises LaunchError: this launcher has none."""
+        raise LaunchError(NO_SERVICES)
 
     async def aclose(self) -> None:
         """Tries again to remove what could not be removed; ends threads and processes. Idempotent."""

@@ -111,7 +111,8 @@ class Hardening:
     Beside it hold for every sandbox: CAPABILITIES and no others, no new privileges, OOM_SCORE,
     MASKED_PATHS, READ_ONLY_PATHS, own namespaces of all kinds, no network but `lo`, no device but the usual ones
     and TERMINALS of its own.
-    `memory_bytes` is with swap. `ulimits`: hard and soft.
+    `memory_bytes` is with swap. `ulimits`: hard and soft. `shared_memory`: System V's, of its own IPC namespace
+    and its own memory limit; databases need it.
     """
 
     arguments: tuple[str, ...]
@@ -124,6 +125,7 @@ class Hardening:
     allow_localhost_tcp: bool
     root: RootBounds | None
     worker_processes: int
+    shared_memory: bool = False
 
 
 def harden(spec: SandboxSpec, uids: UidPair, channel: Path, *, allow_localhost_tcp: bool = False) -> Hardening:
@@ -188,7 +190,9 @@ def too_large(attachments: Iterable[Attachment], memory_bytes: int) -> str | Non
 
 
 @lru_cache
-def seccomp_profile(*, allow_localhost_tcp: bool, writable_root: bool = False) -> dict[str, Any]:
+def seccomp_profile(
+    *, allow_localhost_tcp: bool, writable_root: bool = False, shared_memory: bool = False
+) -> dict[str, Any]:
     """`defaultAction`, `defaultErrnoRet`, `syscalls`: what the Engine's form and the OCI's have in common. Callers
     must not change it.
 
@@ -210,6 +214,8 @@ def seccomp_profile(*, allow_localhost_tcp: bool, writable_root: bool = False) -
         for family in (_AF_INET, _AF_INET6)
         for kind in kinds
     ]
+    if shared_memory:
+        profile["syscalls"] += [{"names": ["shmat", "shmctl", "shmdt", "shmget"], "action": "SCMP_ACT_ALLOW"}]
     if writable_root:
         joined = {"index": 1, "value": _CLONE_NEWUSER, "op": "SCMP_CMP_EQ"}
         # What programs expect of a kernel without it; after EPERM, useradd gives up.

@@ -18,7 +18,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError
-from orchestrator.launch.base import NO_COMMANDS, Command, CommandSandbox, State
+from orchestrator.launch.base import (
+    NO_COMMANDS,
+    NO_SERVICES,
+    Command,
+    CommandSandbox,
+    Program,
+    ServingSandbox,
+    State,
+)
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.hardening import preload_arguments
 from orchestrator.launch.image.context import context_root
@@ -153,6 +161,10 @@ class ProcessLauncher:
     ) -> AbstractAsyncContextManager[CommandSandbox]:
         """Raises LaunchError."""
         raise LaunchError(NO_COMMANDS)
+
+    def serve(self, spec: SandboxSpec, program: Program) -> AbstractAsyncContextManager[ServingSandbox]:
+        """Raises LaunchError."""
+        raise LaunchError(NO_SERVICES)
 
     async def aclose(self) -> None:
         """Does nothing: there is nothing to close but the sandboxes."""

@@ -46,6 +46,7 @@ class Budgets:
         self._held: dict[int, _Held] = {}  # by sequence number, of completions under way
         self._settled = asyncio.Event()
         self._bytes = 0
+        self._streamed = 0
         self._chars = 0  # of all conversations so far; text shared by several counts once
         self._tool_chars = 0
         self._objects = self._prompts = 0
@@ -56,6 +57,13 @@ class Budgets:
         if self._bytes + size > limit:
             raise LimitReached("budget", f"{limit} bytes over the proxy")
         self._bytes += size
+
+    def relay(self, size: int) -> None:
+        """Spends bytes of the sandbox's streams, either way."""
+        limit = self._plan.limits.stream_bytes
+        if self._streamed + size > limit:
+            raise LimitReached("budget", f"{limit} bytes through its streams")
+        self._streamed += size
 
     async def check_cpu(self) -> None:
         """Checks the CPU time used so far. What is used later is bounded by the rollout's own clock."""

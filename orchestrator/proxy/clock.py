@@ -21,6 +21,10 @@ class _Span(AbstractContextManager[None]):
     def total_s(self) -> float:
         return self._ended_s + (asyncio.get_running_loop().time() - self._since if self.open else 0.0)
 
+    def go_on(self, total_s: float) -> None:
+        """From now on as if it had been so much so far."""
+        self._ended_s, self._since = total_s, asyncio.get_running_loop().time()
+
     def __enter__(self) -> None:
         if self.open == 0:
             self._since = asyncio.get_running_loop().time()
@@ -57,6 +61,14 @@ class OwnClock:
     def renew(self, limit_s: float) -> None:
         """From now on the sandbox has so much time."""
         self._limit_s = self.own_s + limit_s
+        self._changed.set()
+
+    def go_on(self, elapsed_s: float, own_s: float, sampling_s: float) -> None:
+        """From now on as if so much had passed since the start, and all but `own_s` of it was waiting."""
+        self._started = asyncio.get_running_loop().time() - elapsed_s
+        self._waits.go_on(max(0.0, elapsed_s - own_s))
+        self._sampling.go_on(min(sampling_s, self._waits.total_s))
+        self._stood_s = 0.0
         self._changed.set()
 
     async def started(self) -> None:

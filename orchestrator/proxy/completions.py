@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -35,12 +36,24 @@ from orchestrator.errors import (
 from orchestrator.proxy.budgets import Budgets, LimitReached
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.numbered_calls import NumberedCalls
+from orchestrator.proxy.playback import OtherState, Playback
 from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, Reply, RequestRefused
 from orchestrator.proxy.turns import ReadyPrompt, Turns
 from orchestrator.rules.blame import control_age_s, may_pass, needs_control, verdict
 from orchestrator.rules.control import ControlAnswer
 from orchestrator.rules.cost_limit import CostLimit
-from orchestrator.types import Completion, CompletionKind, RolloutPlan, Tools, Wishes
+from orchestrator.types import (
+    Completion,
+    CompletionKind,
+    Entry,
+    Message,
+    RolloutPlan,
+    ToolCall,
+    Tools,
+    Turn,
+    Wishes,
+    shared,
+)
 
 log = logging.getLogger(__name__)
 
@@ -91,11 +104,15 @@ class Completions:
         team: Tools,
         control: EndpointControl,
         cost_limit: CostLimit | None,
+        playback: Playback | None,
         end: Callable[[str, str], str],
+        served: Callable[[Entry], None],
     ) -> None:
-        """`team`: as for `Turns`. `end` ends the lease with the outcome of this name and with details, and returns
-        the name."""
-        self.turns = Turns(plan, budgets, tokenizer, takes_ids=completer.takes_ids, team=team)
+        """`team`, `playback`: as for `Turns`. `served` gets every completion that goes on record, its prompt as a
+        difference to that of the one before; not those that are on record already. `end` ends the lease with the
+        outcome of this name and with details, and returns the name."""
+        self.turns = Turns(plan, budgets, tokenizer, takes_ids=completer.takes_ids, team=team, playback=playback)
+        self._playback = playback
         self.fatal: AuthenticationError | CostReached | None = None  # ends the run
         # smolagents' agents ask for one completion after the other.
         self.parallel = plan.limits.parallel_completions if plan.agent.kind == "program" else 1
@@ -107,9 +124,13 @@ class Completions:
         self._control = control
         self._cost_limit = cost_limit
         self._end = end
+        self._served, self._parted = served, False
+        self._served_talk: tuple[Message, ...] = ()  # of the last completion that was told
         self._replies: NumberedCalls[Reply] = NumberedCalls(self.parallel)
         self._running: dict[int, asyncio.Task[Any]] = {}  # by number
         self._given_up: set[int] = set()  # numbers that nobody waits for any more
+        self._played_back: set[int] = set()  # numbers that were answered from the record
+        self._asked = asyncio.Event()  # another request was begun, or one given up
         self._counts: set[int] = set()  # numbers of requests of which only the tokens are wanted
         self._answered = 0  # highest number of a request that got a completion
         self._counted = self._refused = self._too_long = 0
@@ -174,8 +195,9 @@ class Completions:
 
     async def give_up(self, sequence: int) -> None:
         """Takes note that nobody waits for this completion: its client hung up. What is being sampled is
-        cancelled; what was sampled and not read stays on record. Returns when another completion may be asked
-        for in its place. Raises ProtocolError for a number that no request can have yet."""
+        cancelled; what was sampled and not read stays on record. What came from a record stays what it was then,
+        whoever hangs up now. Returns when another completion may be asked for in its place. Raises ProtocolError
+        for a number that no request can have yet."""
         if sequence in self._given_up:
             return
         if not self._replies.may_come(sequence):
@@ -185,10 +207,19 @@ class Completions:
             return
         self._given_up.add(sequence)
         self._replies.passed(sequence)  # it may have been cut while it was read
+        self._asked.set()
         if (task := self._running.pop(sequence, None)) is not None:
             task.cancel()
-            await self._replies.ended(sequence)
-        self.turns.abandon(sequence)
+        await self._replies.ended(sequence)
+        if self._plays and sequence in self._played_back:
+            return
+        if (turn := self.turns.abandon(sequence)) is not None:
+            self._tell(turn)
+
+    @property
+    def _plays(self) -> bool:
+        """Whether some of the record is left to be served."""
+        return self._playback is not None and not self._playback.over
 
     async def _once(self, ask: AgentRequest) -> Reply:
         number = ask.sequence
@@ -198,7 +229,8 @@ class Completions:
             return _GONE
         task = asyncio.current_task()
         assert task is not None
-        self._running[number] = task
+        if not self._plays:  # else it may be served from the record, which takes no time
+            self._running[number] = task
         try:
             reply = await (self._count(ask) if ask.count_only else self._answer(ask))
         except asyncio.CancelledError:
@@ -245,6 +277,8 @@ class Completions:
                 return Reply(ended=self._end(over.name, over.detail + advice))
             except RequestRefused as error:
                 return self._refuse(error.refusal)
+            except OtherState as error:
+                return Reply(ended=self._end("record_error", str(error)))
             except Exception as error:  # else the sandbox's call would fail, and the rollout be scored for it
                 return await self._failed(error, sampling)
 
@@ -253,14 +287,20 @@ class Completions:
         await self._budgets.check_cpu()
         plan, started_s = self._plan, self._clock.elapsed_s
         prompt = await self.turns.prepared(ask)
+        self._asked.set()
         self._demand_guidance(ask.wishes)
+        most = await self._budgets.begin(ask, prompt.tokens)
+        if prompt.unlike is not None and not self._part(prompt.unlike):
+            raise prompt.unlike
+        if self.look_whether_parted():
+            started_s = self._clock.elapsed_s
         request = CompletionRequest(
             messages=prompt.messages,
             prompt_ids=prompt.line.ids if prompt.line else None,
             stop=self._stop(ask),
             sampling=replace(
                 plan.sampling,
-                max_tokens=await self._budgets.begin(ask, prompt.tokens),
+                max_tokens=most,
                 seed=plan.sampling.seed + ask.sequence,
             ),
             rollout_id=plan.rollout_id,
@@ -296,6 +336,13 @@ class Completions:
 
     async def _sampled(self, sampling: _Sampling) -> Reply:
         request = sampling.request
+        if (turn := sampling.prompt.recorded) is not None:
+            await self.in_time(turn, request.sequence)
+            return self._played(sampling, turn)
+        if request.sequence in self._given_up:
+            raise asyncio.CancelledError
+        if (task := asyncio.current_task()) is not None:
+            self._running[request.sequence] = task
         if self._cost_limit is None:
             return self._kept(sampling, await self._completer.sample(request))
         most = sampling.most_prompt_tokens
@@ -316,10 +363,61 @@ class Completions:
             self.fatal = reached
             return Reply(ended=self._end("cancelled", str(reached)))
 
-    def _kept(self, sampling: _Sampling, completion: Completion) -> Reply:
-        """The reply with this completion, which goes on record."""
+    def _part(self, unlike: OtherState) -> bool:
+        """Whether the sandbox may go on where it is not what the record says."""
+        assert self._playback is not None
+        return self._playback.part(str(unlike))
+
+    def look_whether_parted(self) -> bool:
+        """Whether the sandbox is on its own since now, before the record was served to its end. The clock goes on
+        from where it parted."""
+        if self._playback is None or not self._playback.unlike or self._parted:
+            return False
+        self._parted = True
+        if (parting := self._playback.parting) is not None:
+            told: tuple[Entry, ...] = (parting, *self._playback.given)
+            for one in told:
+                self._served(one)
+        self._go_on()
+        return True
+
+    async def in_time(self, then: Turn | ToolCall, sequence: int = 0) -> None:
+        """Waits with an answer from the record until all is asked for that was asked for before it came, at most
+        as long as it took then. Else a program that asks for it first would see by it whether it is on record,
+        which may follow from what those others said."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(then.ended_s - then.started_s):
+                while self._playback and self._playback.is_early(then.ended_s) and sequence not in self._given_up:
+                    self._asked.clear()
+                    await self._asked.wait()
+
+    def _go_on(self) -> None:
+        """The clock goes on from where it was then. Own time that the sandbox took beyond that on its way counts:
+        else it could win time by knowing that it is on its way. How long it waited for what it gave up is not on
+        record."""
+        assert self._playback is not None
+        then, own_s = self._playback.stand, self._clock.own_s
+        known = self._playback.served and not self._playback.lacks_some
+        if known and not self._plan.task.steps:  # between them the clock stood still, and nobody knows how long
+            own_s = max(own_s, then.elapsed_s - then.waiting_s)
+        elapsed_s = max(then.elapsed_s, then.waiting_s + own_s, self._clock.elapsed_s if self._parted else 0.0)
+        self._clock.go_on(elapsed_s, own_s, max(then.sampling_s, self._clock.sampling_s if self._parted else 0.0))
+
+    def _played(self, sampling: _Sampling, turn: Turn) -> Reply:
+        """The reply from the record. Behind the last one the clock goes on from where it was then."""
+        assert self._playback is not None
+        reply = self._kept(sampling, turn.completion, known=bool(self._playback.prefix.continued))
+        self._played_back.add(sampling.ask.sequence)
+        if self._playback.served or self._parted:
+            self._go_on()
+        return reply
+
+    def _kept(self, sampling: _Sampling, completion: Completion, *, known: bool = False) -> Reply:
+        """The reply with this completion, which goes on record. `known`: it is there already."""
         ask = sampling.ask
-        self.turns.record(ask, sampling.prompt, sampling.started_s, self._clock.elapsed_s, completion)
+        turn = self.turns.record(ask, sampling.prompt, sampling.started_s, self._clock.elapsed_s, completion)
+        if not known:
+            self._tell(turn)
         self._budgets.spend(ask.sequence, completion)
         return Reply(
             completion=completion,
@@ -327,6 +425,11 @@ class Completions:
             logprobs=self.turns.logprobs(completion) if ask.wishes.logprobs else (),
             stop=next(filter(completion.unseen.startswith, sampling.request.stop), ""),
         )
+
+    def _tell(self, turn: Turn) -> None:
+        kept = shared(self._served_talk, turn.messages)
+        self._served_talk = turn.messages
+        self._served(replace(turn, kept=kept, messages=turn.messages[kept:]))
 
     # ------------------------------------------------------------ refusals and failures
 

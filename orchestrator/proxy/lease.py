@@ -22,20 +22,36 @@ from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.completions import Completions
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
 from orchestrator.proxy.numbered_calls import NumberedCalls
+from orchestrator.proxy.playback import OtherState, Playback
+from orchestrator.proxy.relay import Relay
 from orchestrator.proxy.requests import AgentRequest, Reply, ToolReply
 from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.rules.outcome import Refused, Submission
 from orchestrator.rules.redact import redact
 from orchestrator.rules.text import objects_in
 from orchestrator.tools.arguments import recordable
-from orchestrator.tools.base import HostTool
-from orchestrator.types import AgentSpec, RequestNotes, RolloutPlan, Step, TaskStep, ToolCall, Tools, Turn
+from orchestrator.tools.base import CALLER, HostTool
+from orchestrator.types import (
+    NO_WORLD,
+    AgentSpec,
+    Entry,
+    RequestNotes,
+    RolloutPlan,
+    Step,
+    TaskStep,
+    ToolCall,
+    Tools,
+    Turn,
+    World,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_UNUSED_FIELDS, MAX_REFUSAL_NOTES = 64, 3  # different ones, of all requests
 MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
+_LEAST_S = 1.0  # of a deadline
+TOOL_CALLS_TOGETHER = 16  # of a program; the code worker of another agent makes one call after the other
 MAX_TOOL_CHARS, MAX_ERROR_CHARS = 1 << 20, 1 << 16  # of one call of a tool
 
 
@@ -54,15 +70,20 @@ class Lease:
         output: OutputRule | None = None,
         control: EndpointControl | None = None,
         cost_limit: CostLimit | None = None,
+        served: Callable[[Entry], None] = lambda one: None,
+        world: World = NO_WORLD,
     ) -> None:
         """`cpu_s` returns the CPU seconds of the sandbox so far, None if unknown. `control`: the run's; None: the
-        lease gets its own. `cost_limit`: the run's; None: completions may cost what they do."""
+        lease gets its own. `cost_limit`: the run's; None: completions may cost what they do. `served` gets what
+        goes on record, once it does. `world`: where its streams lead."""
         self.plan = plan
         self._step = 1  # of the task, which is under way
         self.tools = tools
         self.equipment = equipment or Equipment()
         self.output = OutputIntake(output, plan.rollout_id)
         self.clock = OwnClock(self._timeout_s)
+        program = plan.agent.kind == "program"
+        self.playback = None if plan.prefix is None else Playback(plan.prefix, program=program)
         self.tool_calls: list[ToolCall] = []
         self.steps: list[Step] = []
         self.control = control or EndpointControl(completer, tokenizer)
@@ -71,6 +92,8 @@ class Lease:
         self._following: asyncio.Future[TaskStep | None] | None = None
         self.healthy = asyncio.Event()  # what comes before the step has succeeded
         self._budgets = Budgets(plan, cpu_s)
+        self.world = world
+        self.relay = Relay(world.ways, partial(_relay, self._budgets, self._end))
         self.completions = Completions(
             plan,
             completer,
@@ -80,9 +103,13 @@ class Lease:
             team=_team_tools(plan.agent, tools, self.equipment),
             control=self.control,
             cost_limit=cost_limit,
+            playback=self.playback,
+            served=served,
             end=partial(_refuse, self._end),  # not a method: no circle that only a garbage collection ends
         )
-        self._tool_replies: NumberedCalls[ToolReply] = NumberedCalls()
+        self._served = served
+        self._tool_replies: NumberedCalls[ToolReply] = NumberedCalls(TOOL_CALLS_TOGETHER if program else 1)
+        self._tool_calls_begun = 0
         self._step_chars = 0
         self._unused_fields: dict[str, None] = {}
         self._refusals: dict[str, None] = {}
@@ -105,6 +132,11 @@ class Lease:
         return (f"{count} completion{'s were' if count > 1 else ' was'} given up by the program",)
 
     @property
+    def playback_notes(self) -> tuple[str, ...]:
+        """How its sandbox was brought to where a record stood, for the record."""
+        return (self.playback.note,) if self.playback and (self.playback.over or self.playback.unlike) else ()
+
+    @property
     def requests(self) -> RequestNotes:
         """What people are to know of the fields and refusals of its requests, for the record."""
         names = ["messages[].name"] if self.completions.turns.names_unused else []
@@ -119,17 +151,23 @@ class Lease:
 
     @property
     def deadline_s(self) -> float:
-        """Of the step under way, from when it began."""
-        return min(self.plan.limits.deadline_s, self._timeout_s if self.plan.task.steps else math.inf)
+        """Of the step under way, from when it began. A rollout that goes on has waited for some of it already; its
+        own time it takes again."""
+        limit_s = min(self.plan.limits.deadline_s, self._timeout_s if self.plan.task.steps else math.inf)
+        if self.plan.prefix is None or self.plan.task.steps:
+            return limit_s
+        return max(_LEAST_S, limit_s - self.plan.prefix.waiting_s)
 
     async def ended(self) -> Submission | Refused:
         """Waits for a result, or for the refusal that ended the lease."""
         return await asyncio.shield(self._end.future)
 
     async def stop(self) -> None:
-        """Cancels what is being sampled, and calls of tools: after a result nobody reads them. Idempotent."""
+        """Cancels what is being sampled, calls of tools, and streams: after a result nobody reads them.
+        Idempotent."""
         await self.completions.aclose()
         await self._tool_replies.aclose()
+        await self.relay.aclose()
 
     async def aclose(self) -> None:
         """Ends the lease and stops it. Idempotent."""
@@ -171,20 +209,33 @@ class Lease:
         error: str | None = None
         ended: str | None = None
         recorded: Mapping[str, Any] = {}
+        CALLER.set(self.plan.rollout_id)  # of this task alone
         with self.clock.waiting():
             tool = self.tools.get(name)
             try:
-                self._budgets.tool_call(len(self.tool_calls))
+                self._budgets.tool_call(self._tool_calls_begun)
+                self._tool_calls_begun += 1
                 await self._budgets.check_cpu()
                 recorded = recordable(arguments)
                 text = orjson.dumps(recorded)
                 self._budgets.tool_text(len(text), objects_in(text))
+                if (call := self._recorded(sequence, name, recorded)) is not None:
+                    await self.completions.in_time(call)
+                    self._budgets.tool_text(len(call.output or ""))
+                    self.tool_calls.append(call)
+                    if not self.plan.prefix or not self.plan.prefix.continued:  # else it was told already
+                        self._served(call)
+                    return ToolReply(output=call.output, error=call.error)
+                if self.completions.look_whether_parted():
+                    started_s = self.clock.elapsed_s
                 if tool is None:
                     raise ToolError(f"there is no tool {name[:80]!r}")
                 output = (await tool.call(arguments))[:MAX_TOOL_CHARS]
                 self._budgets.tool_text(len(output))
             except LimitReached as over:
                 return ToolReply(ended=self.refuse(over.name, over.detail))
+            except OtherState as differs:
+                return ToolReply(ended=self.refuse("record_error", str(differs)))
             except ToolError as failure:
                 error = str(failure)[:MAX_ERROR_CHARS]
             except ToolServiceError as failure:
@@ -194,7 +245,12 @@ class Lease:
                 log.exception("the tool %s failed", name[:80])
                 error = f"the tool failed: {type(failure).__name__}"
         self.tool_calls.append(ToolCall(sequence, name, recorded, output, error, started_s, self.clock.elapsed_s))
+        self._served(self.tool_calls[-1])
         return ToolReply(output=output, error=error, ended=ended)
+
+    def _recorded(self, sequence: int, name: str, arguments: Mapping[str, Any]) -> ToolCall | None:
+        """The recorded answer to this call. Raises OtherState."""
+        return None if self.playback is None else self.playback.tool_call(sequence, name, arguments)
 
     def record_step(self, step: Step) -> None:
         """Keeps a step for display. Steps past the caps are dropped silently, as nothing depends on them."""
@@ -270,6 +326,16 @@ def _refuse(end: _End, name: str, detail: str) -> str:
     if not end.future.done():
         end.future.set_result(Refused(name, detail))
     return name
+
+
+def _relay(budgets: Budgets, end: _End, size: int) -> bool:
+    """Spends bytes of streams. False: too many, and the lease has ended."""
+    try:
+        budgets.relay(size)
+    except LimitReached as over:
+        _refuse(end, over.name, over.detail)
+        return False
+    return True
 
 
 def _team_tools(agent: AgentSpec, tools: Mapping[str, HostTool], equipment: Equipment) -> Tools:

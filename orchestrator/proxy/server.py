@@ -16,7 +16,7 @@ import grpc.aio
 from orchestrator.errors import EnvironmentUnusable, LaunchError, ProtocolError
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.door import Door
-from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.lease import TOOL_CALLS_TOGETHER, Lease
 from orchestrator.proxy.service import SandboxService
 from orchestrator.proxy.wire import MAX_REQUEST_BYTES
 from orchestrator.rules.waits import uninterrupted
@@ -30,7 +30,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_SEND_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.max_concurrent_streams", MAX_PARALLEL_COMPLETIONS + 8),
+    ("grpc.max_concurrent_streams", MAX_PARALLEL_COMPLETIONS + TOOL_CALLS_TOGETHER + 10),
     # Without this limit one sandbox could hold a thousand of our file descriptors.
     ("grpc.max_allowed_incoming_connections", 2),
     ("grpc.server_handshake_timeout_ms", 5_000),
@@ -41,7 +41,7 @@ _OPTIONS = (
     ("grpc.http2.max_ping_strikes", 4),
     ("grpc.so_reuseport", 0),
 )
-_MAX_RPCS = MAX_PARALLEL_COMPLETIONS + 6
+_MAX_RPCS = MAX_PARALLEL_COMPLETIONS + TOOL_CALLS_TOGETHER + 8  # two of Relay, when one takes the place of another
 
 
 class SandboxServer:

@@ -99,6 +99,7 @@ class SandboxService(grpc.GenericRpcHandler):
             lease.output.rule,
             parallel=lease.completions.parallel,
             max_token_length=lease.plan.limits.max_token_length,
+            world=lease.world,
         )
         yield pb.ParkResponse(assignment=assignment)
         for index, attachment in enumerate(task.attachments):
@@ -168,6 +169,15 @@ class SandboxService(grpc.GenericRpcHandler):
             return result_response(await lease.submit(submission))
         raise AssertionError("unreachable: abort raises")
 
+    async def Relay(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        lease = await self._lease(context, 0, ended=True)  # streams go on while a step is graded
+        async with _Refusing(context):
+            try:
+                await lease.relay.serve(requests, context.write)
+            except ProtocolError as error:
+                lease.refuse("sandbox_crashed", f"the sandbox breaks the contract: {error}")
+                raise
+
     async def _lease(self, context: Context, size: int, *, ended: bool = False) -> Lease:
         """The lease of this socket, which pays for a request of `size` bytes; or FAILED_PRECONDITION.
 
@@ -190,6 +200,7 @@ _METHODS: Mapping[str, tuple[Callable[..., Handler], type[Message]]] = {
     "CallTool": (grpc.unary_unary_rpc_method_handler, pb.CallToolResponse),
     "RecordStep": (grpc.unary_unary_rpc_method_handler, pb.RecordStepResponse),
     "SendOutput": (grpc.stream_unary_rpc_method_handler, pb.SendOutputResponse),
+    "Relay": (grpc.stream_stream_rpc_method_handler, pb.RelayResponse),
     "SubmitResult": (grpc.unary_unary_rpc_method_handler, pb.SubmitResultResponse),
 }
 

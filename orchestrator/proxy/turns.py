@@ -10,7 +10,7 @@ import orjson
 
 from orchestrator.calls.formats import unclosed
 from orchestrator.calls.parsed import ParsedText
-from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
+from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded, ids_of
 from orchestrator.completion.base import count as tokens_of
 from orchestrator.completion.harmless import completed_by_tools, prints_name
 from orchestrator.completion.line import Prompt, Segments, TokenLine
@@ -18,6 +18,7 @@ from orchestrator.completion.prompt_text import Opening
 from orchestrator.errors import RecordError
 from orchestrator.proxy.budgets import Budgets
 from orchestrator.proxy.offers import Offers
+from orchestrator.proxy.playback import OtherState, Playback
 from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, RequestRefused
 from orchestrator.proxy.talk import Talk
 from orchestrator.rules.waits import aside_if
@@ -30,7 +31,9 @@ _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; 
 class ReadyPrompt:
     """A prompt, ready to be sampled from. `place`: of its turn, in the order in which requests were begun.
     `messages`: the conversation, without calls as data. `tools`: as they are kept. `segment`: the one that it
-    continues or opens. `line`: the prompt as ids; None: the endpoint takes text."""
+    continues or opens. `line`: the prompt as ids; None: the endpoint takes text. `recorded`: the turn that answers
+    it; None: it is to be sampled. `unlike`: why it is not the recorded prompt. A program may have had a refusal of
+    this one, which is not on record: then it has one again."""
 
     place: int
     messages: tuple[Message, ...]
@@ -38,6 +41,8 @@ class ReadyPrompt:
     segment: int
     line: Prompt | None
     tokens: int  # length of the prompt; 0: unknown
+    recorded: Turn | None = None
+    unlike: OtherState | None = None
 
 
 class Turns:
@@ -55,8 +60,10 @@ class Turns:
         *,
         takes_ids: bool,
         team: Tools = (),
+        playback: Playback | None = None,
     ) -> None:
-        """`team`: the operator's tools of all agents. The template has to show them before anything is sampled."""
+        """`team`: the operator's tools of all agents. The template has to show them before anything is sampled.
+        `playback`: what is served from a record first."""
         self._turns: dict[int, Turn] = {}  # by place; with the whole conversation
         self._places = count()
         self._busy: dict[int, int] = {}  # segments of the requests under way, by sequence number
@@ -72,9 +79,13 @@ class Turns:
         self.names_unused = False  # some messages' names, left out of a prompt
         self._offers = Offers(self._flaw)
         self._team = team
+        self._playback = playback
         self._preparing = asyncio.Lock()  # one request after the other: each is compared with the one before
         self._conversation: tuple[Message, ...] = ()  # of the last request
         self._segments = self._line.segments if self._line else Segments()
+        if playback is not None and self._line is not None:  # no line of recorded texts goes on
+            texts = (turn.segment for turn in playback.prefix.turns if turn.prompt_ids is None)
+            self._segments.first = max(texts, default=-1) + 1
         self._counted = 0  # tokens of the last prompt, if the endpoint takes text
 
     @property
@@ -111,21 +122,32 @@ class Turns:
         messages, tools, opening = await aside_if(ask.is_long, self._told, ask)
         if any(names := set(map(attrgetter("name"), ask.messages))):
             self.names_unused |= not names <= {"", *(m.name for m in messages)}
+        turn = unlike = None
+        if self._playback is not None and ask.count_only:
+            messages = self._playback.recorded(messages)
+        elif self._playback is not None:
+            try:
+                busy, slow = tuple(self._busy.values()), ask.is_long or self._playback.is_slow
+                turn, messages = await aside_if(slow, self._playback.next, ask, messages, tools, busy)
+            except OtherState as error:
+                messages, unlike = self._playback.recorded(messages), error
         kept = shared(self._conversation, messages)
         messages = (*self._conversation[:kept], *messages[kept:])  # a message that came again is kept once
         if not ask.count_only:  # of which nothing is kept
             chars = sum(len(m.content) for m in messages[kept:])
             self._budgets.text(chars, len(messages) - kept, len(messages))
+        if turn is not None:
+            return await self._recorded(ask, place, messages, tools, turn)
         if self._line is None:
-            segment = self._busy[ask.sequence] = self._text_segment(messages, tools)
+            segment = self._busy[ask.sequence] = self._text_segment(messages, tools, self._taken(ask))
             counted = await self._length(messages, kept)
             if not ask.count_only:
                 self._conversation, self._counted = messages, counted
-            return ReadyPrompt(place, messages, tools, segment, None, counted)
+            return ReadyPrompt(place, messages, tools, segment, None, counted, unlike=unlike)
         assert self._tokenizer is not None
         following = None
         while following is None or not self._line.is_after(following):  # meanwhile, a completion may be abandoned
-            busy = tuple(self._busy.values())
+            busy = self._taken(ask)
             try:
                 following = await aside_if(ask.is_long, self._line.following, messages, tools, opening, busy)
             except RecordError as error:
@@ -140,7 +162,33 @@ class Turns:
         prompt = following.prompt(ids)
         if not ask.count_only:
             self._conversation = messages
-        return ReadyPrompt(place, messages, tools, prompt.segment, prompt, len(prompt.ids))
+        return ReadyPrompt(place, messages, tools, prompt.segment, prompt, len(prompt.ids), unlike=unlike)
+
+    async def _recorded(
+        self, ask: AgentRequest, place: int, messages: tuple[Message, ...], tools: Tools, turn: Turn
+    ) -> ReadyPrompt:
+        """The prompt of a turn that is served from the record, with the ids of then; inherited ones without ids
+        are context. Raises RecordError where others have none, and are to go on."""
+        completion, line = turn.completion, None
+        tokens = completion.prompt_tokens
+        if self._line is not None and (turn.prompt_ids is None or completion.tokens_T is None):
+            if not turn.inherited:
+                raise RecordError(f"turn {turn.sequence} of the record has no ids that could go on")
+        elif self._line is not None and turn.prompt_ids is not None and completion.tokens_T is not None:
+            before = self._segments.get(turn.segment)
+            ids = (before.ids if before else ids_of()) + ids_of(turn.prompt_ids)
+            line = Prompt(turn.segment, ids, turn.prompt_ids, turn.closing, tools, turn.opening)
+            tokens = len(ids)
+        else:  # counted as then: the room of later completions follows from it
+            tokens = self._counted = await self._length(messages, shared(self._conversation, messages))
+        self._conversation = messages
+        self._busy[ask.sequence] = turn.segment
+        return ReadyPrompt(place, messages, tools, turn.segment, line, tokens, turn)
+
+    def _taken(self, ask: AgentRequest) -> tuple[int, ...]:
+        """Segments that a request cannot continue now: others do, or the record goes on with them."""
+        recorded = () if self._playback is None or ask.count_only else self._playback.segments
+        return (*self._busy.values(), *recorded)
 
     def release(self, sequence: int) -> None:
         """This request is over: others may continue its segment. Idempotent."""
@@ -251,14 +299,17 @@ class Turns:
 
     def record(
         self, ask: AgentRequest, prepared: ReadyPrompt, started_s: float, ended_s: float, completion: Completion
-    ) -> None:
-        """Records one completion. Times in seconds since the start of the rollout."""
-        messages, prompt = prepared.messages, prepared.line
+    ) -> Turn:
+        """Records one completion; returns it with its whole conversation. Times in seconds since the start of the
+        rollout."""
+        messages, prompt, then = prepared.messages, prepared.line, prepared.recorded
+        if then is not None:
+            started_s, ended_s = then.started_s, then.ended_s
         if self._line is not None and prompt is not None:
             self._line.append(prompt, messages, completion)
-        else:
+        elif self._line is None or then is None:
             self._segments.append(prepared.segment, messages, prepared.tools, completion)
-        self._turns[prepared.place] = Turn(
+        turn = self._turns[prepared.place] = Turn(
             sequence=ask.sequence,
             kind=ask.kind,
             kept=0,
@@ -272,22 +323,27 @@ class Turns:
             agent=ask.agent,
             tools=prepared.tools,
             opening=prompt.opening if prompt else "",
+            inherited=then is not None and then.inherited,
         )
+        if then is not None and then.abandoned:  # whatever becomes of it now: its line goes on before it
+            self._segments.abandon(turn.segment, completion)
+            turn = self._turns[prepared.place] = replace(turn, abandoned=True)
+        return turn
 
-    def abandon(self, sequence: int) -> None:
+    def abandon(self, sequence: int) -> Turn | None:
         """Nobody got this completion, if there is one: its segment goes on before it. A completion that was
-        continued was read."""
+        continued was read. Returns it where it is abandoned now."""
         place = next((place for place, turn in self._turns.items() if turn.sequence == sequence), None)
         if place is None or (turn := self._turns[place]).segment in self._busy.values():
-            return
+            return None
         if any(later > place and other.segment == turn.segment for later, other in self._turns.items()):
-            return  # also where what continued it was abandoned: two such would make no line
+            return None  # also where what continued it was abandoned: two such would make no line
         abandoned = self._segments.abandon(turn.segment, turn.completion)
-        self._turns[place] = replace(turn, abandoned=abandoned)
+        self._turns[place] = turn = replace(turn, abandoned=abandoned)
+        return turn
 
-    def _text_segment(self, messages: tuple[Message, ...], tools: Tools) -> int:
-        """The latest segment that these messages continue and no request under way has; else a new one."""
-        busy = self._busy.values()
+    def _text_segment(self, messages: tuple[Message, ...], tools: Tools, busy: tuple[int, ...]) -> int:
+        """The latest segment that these messages continue and that is not `busy`; else a new one."""
         for segment, completion in self._segments.begin(messages, tools if self._program else None, busy):
             place = len(segment.messages)
             # A program may rewrite its conversation: smolagents' agents only put their own words around

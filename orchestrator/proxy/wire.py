@@ -1,7 +1,7 @@
 """Converts between protobuf messages and our types, in pairs of functions. Invalid input is refused here."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from orchestrator.rules.outcome import Submission
 from orchestrator.rules.text import holds_more, valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.types import (
+    NO_WORLD,
     AgentKind,
     AgentSpec,
     Call,
@@ -33,9 +34,10 @@ from orchestrator.types import (
     Task,
     Tools,
     Wishes,
+    World,
 )
 
-CONTRACT = 10
+CONTRACT = 11
 MAX_OUTPUT_PIECE_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
@@ -50,6 +52,8 @@ _STEP_BYTES = 2 << 20  # of one step: four texts with up to four bytes per chara
 _STEPS_BYTES = 64 * 1024  # of the steps that travel with another request
 MAX_REQUEST_BYTES = (4 << 20) + _STEPS_BYTES  # a conversation of 4 MiB, and steps with it
 _RESULT_BYTES = 512 * 1024
+MAX_FRAMES, MAX_FRAME_BYTES = 128, 256 << 10  # of a message of Relay; of the data in one frame
+MAX_RELAY_BYTES = 768 << 10  # of one message
 MAX_STOPS = 4  # as OpenAI takes them
 MAX_STOP_CHARS = 64
 
@@ -125,6 +129,7 @@ def assignment(
     *,
     max_token_length: int = 0,
     parallel: int = 1,
+    world: World = NO_WORLD,
 ) -> pb.Assignment:
     """What the sandbox is told: the question, the files' names, where and how to work. Never the answer."""
     templates = equipment.prompt_templates
@@ -171,6 +176,11 @@ def assignment(
         context=[said(message) for message in task.context],
         steps=len(task.steps),
         setup=setup(task.steps[0]) if task.steps and needs_setup(task.steps[0]) else None,
+        listeners=[
+            pb.Listener(address=one.address, port=one.port, is_proxy=one.is_proxy)
+            for one in (way.listener for way in world.ways)
+        ],
+        authorities=world.authorities,
         output=None if output is None else pb.OutputLimits(max_files=output.max_files, max_bytes=output.max_bytes),
     )
 
@@ -415,6 +425,14 @@ def _step(request: pb.RecordStepRequest) -> Step:
 def output_piece(data: bytes) -> bytes:
     """A piece of the stream of files. Raises ProtocolError."""
     return read(pb.SendOutputRequest, data, max_bytes=MAX_OUTPUT_PIECE_BYTES + 16, max_fields=2).content
+
+
+def relayed(data: bytes) -> Sequence[pb.Frame]:
+    """The frames of one message. Raises ProtocolError."""
+    frames = read(pb.RelayRequest, data, max_bytes=MAX_RELAY_BYTES, max_fields=3 * MAX_FRAMES).frames
+    if any(len(frame.data) > MAX_FRAME_BYTES for frame in frames):
+        raise ProtocolError(f"a frame with more than {MAX_FRAME_BYTES} bytes of data")
+    return frames
 
 
 def submission(data: bytes) -> Submission:

@@ -17,6 +17,7 @@ MOST_TASKS = 100_000  # that are compared
 MOST_RETESTS = 256  # of one task: the last ones
 MOST_SCORED = 1024  # rollouts of one group
 MOST_NAMED = 10
+MOST_TURNS = 1_000  # at which groups began
 FALL = 0.05  # a task fell if chance brings that no more often
 TOLD = 0.001  # falls are warned of if chance brings so many no more often
 
@@ -42,10 +43,13 @@ class Curriculum:
         self._retests: dict[str, list[tuple[int, int]]] = {}  # solved, scored
         self._falls: dict[str, _Fall] = {}
         self._solved = self._scored = 0  # of all re-tests
+        self._begun: Counter[int] = Counter()  # scored rollouts, by the turn at which their group began
 
     def take(self, line: dict[str, Any]) -> None:
         task, pool = text(line.get("task_id"), 200), text(line.get("pool"), 20)
         solved, scored = count(line.get("solved")), count(line.get("scored"))
+        if (turn := count(line.get("turn"))) and scored <= MOST_SCORED and len(self._begun) < MOST_TURNS:
+            self._begun[turn] += scored
         known = task in self._pool_of or len(self._pool_of) < MOST_TASKS
         if not pool or not known or not solved <= scored <= MOST_SCORED:
             return
@@ -68,6 +72,9 @@ class Curriculum:
             (f"pool: {pool}", f"{tasks[pool]} tasks, drawn {drawn} times, {self._informative[pool]} informative")
             for pool, drawn in self._drawn.most_common()
         ]
+        if self._begun:
+            each = sorted(self._begun.items(), reverse=True)
+            facts.append(("rollouts begun at", ", ".join(f"turn {turn}: {scored}" for turn, scored in each)))
         if self._scored:
             facts.append(
                 ("solved at re-tests", f"{self._solved / self._scored:.1%}; there all tasks weigh the same")

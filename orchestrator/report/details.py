@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any, get_args
 
 from orchestrator.completion.base import Tokenizer
+from orchestrator.report.outside import requests_shown, services_shown
 from orchestrator.run.groups import MASKED
 from orchestrator.run.lenient import count, mapping, number, numbers, objects, text, texts
 from orchestrator.types import LeftOut
@@ -25,6 +26,8 @@ def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
         "completions": [_completion(c, line.get("segment")) for c in objects(line.get("completions"))],
         "tool_calls": [_tool_call(c) for c in objects(line.get("tool_calls"))],
         "steps": [_step(s) for s in objects(line.get("steps"))],
+        "requests": requests_shown(line.get("crossings")),
+        "services": services_shown(line.get("services")),
         "changes": _changes(line.get("changes")),
         "grade": _grade(line.get("grade")),
         "step_grades": [
@@ -106,6 +109,7 @@ def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
         "segment": count(completion.get("segment")),
         "aside": main is not None and completion.get("segment") != main,
         "abandoned": completion.get("abandoned") is True,
+        "inherited": completion.get("inherited") is True,
         "reasoning": sampled[:thought],
         "text": sampled[thought:],
         "finish_reason": text(completion.get("finish_reason"), 20),

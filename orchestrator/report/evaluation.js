@@ -28,6 +28,7 @@ function measuredTiles() {
     evaluation.sizes.length > 1 ? tile(last ? percent(last[0]) : "–", `pass@${evaluation.sizes.at(-1)}`, last ? sure(last) : "no task has so many") : null,
     tile(score(all.score), "mean score", `${whole(all.correct)} of ${counted(all.samples, "sample")} right`),
     tile(whole(evaluation.tasks), evaluation.tasks === 1 ? "task" : "tasks", [`${whole(evaluation.samples_per_task)} a task`, ...missing].join(", ")),
+    ...outsideTiles(tile),
     totals.cost === null ? null : tile(money(totals.cost), "cost, all attempts", all.correct ? `${money(totals.cost / all.correct)} a right sample` : ""),
     tile(totals.began === null ? "–" : seconds(totals.ended - totals.began), "from the first rollout to the last", ""));
 }

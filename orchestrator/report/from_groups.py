@@ -41,6 +41,7 @@ def rollout_lines(group: dict[str, Any], number: int) -> Iterator[dict[str, Any]
             "attempt": 0,
             "score": scores[place] if isinstance(scores, list) and place < len(scores) else None,
             "plan": {"sampling": mapping(group.get("generation_params"))},
+            "branch": {"parent": facts.get("parent"), "turn": facts.get("turn")},
             "completions": list(_completions(objects(talk), facts)),
         }
 

@@ -102,6 +102,7 @@ function tiles() {
     tile(whole(totals.written), totals.written === 1 ? "group written" : "groups written", others.join(", ") || "none dropped"),
     el("div", "tile links", el("b", "", whole(totals.mixed)), el("span", "", "with mixed scores"), ...groups),
     tile(whole(totals.scored_tokens), "tokens sampled", "in scored rollouts"),
+    ...outsideTiles(tile),
     totals.cost === null ? null : tile(money(totals.cost), "cost", totals.trained
       ? `${money(totals.cost / totals.written)} a written group, ${money(totals.cost / totals.trained)} a trained rollout` : ""),
     tile(totals.began === null ? "–" : seconds(totals.ended - totals.began), "wall clock",
@@ -208,9 +209,12 @@ function lossPanel() {
   };
   const { dropped, drawn_again: again, repeated } = run.totals || { dropped: [], drawn_again: [], repeated: 0 };
   const drawn = again.map(([outcome, number, why]) => [number, outcome, why && `the first: ${why}`]);
+  const { continued = 0, kept_tokens: kept = 0, not_continued: refused = [] } = run.totals || {};
+  const lost = refused.map(([why, number]) => [number, "its rollout could not go on behind its last turn:", why]);
+  if (continued) lost.unshift([continued, "its rollout went on in another one:", `${whole(kept)} tokens kept`]);
   if (repeated) drawn.push([repeated, "a request for a completion, repeated within its rollout", ""]);
   const parts = [rows("Groups that were not written", dropped.slice(0, 12).map(([why, number]) => [number, why, ""])),
-    rows("Drawn again", drawn)].filter(Boolean);
+    rows("Drawn again", drawn), rows("Sandboxes that were lost", lost)].filter(Boolean);
   return parts.length ? el("section", "panel wide split", ...parts) : null;
 }
 

@@ -19,7 +19,17 @@ from typing import Any
 
 from orchestrator.run import lines as jsonl
 
-_SCRIPTS = ("text.js", "run.js", "timeline.js", "live.js", "overview.js", "evaluation.js", "rollout.js", "page.js")
+_SCRIPTS = (
+    "text.js",
+    "run.js",
+    "timeline.js",
+    "live.js",
+    "overview.js",
+    "evaluation.js",
+    "outside.js",
+    "rollout.js",
+    "page.js",
+)
 _ESCAPED = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}  # `dumps` escapes line ends
 
 

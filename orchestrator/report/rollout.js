@@ -21,11 +21,25 @@ function groupView(group) {
     facts([["mean score", score(group.mean)], ["spread", score(group.spread)],
       ["scored rollouts", whole(group.members.length)], ["attempts", whole(group.attempts.length)],
       ["tokens, mean", whole(group.tokens)], ["seconds, mean", seconds(group.seconds)]]),
+    treePanel(group),
     group.members.length ? el("div", "cards", ...group.members.map((member) => memberCard(member, group))) : el("p", "none", "No rollout of this group was scored."),
     running.length ? el("section", "panel wide", el("h2", "", "Under way"), el("p", "", ...running.flatMap((r) => [link(rolloutHash(r), "", shown(r.id)), " "]))) : null,
     broken.length ? el("section", "panel wide", el("h2", "", "Attempts that broke"),
       el("p", "none", "Never scored: nothing here was the policy’s doing."), brokenList(broken)) : null,
   ];
+}
+
+// The rollouts of a group below those that they branched from. Null: none did.
+function treePanel(group) {
+  const branches = group.members.filter((r) => r.parent);
+  if (!branches.length) return null;
+  const names = new Set(group.members.map((r) => r.id));
+  const leaf = (rollout) => el("li", "", link(rolloutHash(rollout), "leaf", el("span", isCorrect(rollout) ? "score correct" : "score", score(rollout.score)),
+    " ", shown(rollout.id)), " ", el("small", "", `${counted(rollout.tokens, "token")} of its own`), ...forks(rollout));
+  const forks = (parent) => [...new Set(branches.filter((r) => r.parent === parent.id).map((r) => r.turn))].sort((a, b) => a - b)
+    .map((turn) => el("div", "fork", el("small", "", `from turn ${turn}`),
+      el("ul", "", ...branches.filter((r) => r.parent === parent.id && r.turn === turn).map(leaf))));
+  return el("section", "panel wide", el("h2", "", "Tree"), el("ul", "tree", ...group.members.filter((r) => !names.has(r.parent)).map(leaf)));
 }
 
 // How much better than its group a rollout is: what policy gradients push by.
@@ -34,6 +48,11 @@ function advantage(rollout, group) {
   const over = rollout.score - group.mean;
   const sign = over > 0 ? "+" : "";
   return group.spread ? `${sign}${over.toFixed(3)} (${sign}${(over / group.spread).toFixed(2)} σ)` : `${sign}${over.toFixed(3)}`;
+}
+
+// In a tree each stretch of turns has its own, beside its siblings: no number stands for a whole rollout.
+function advantageFact(rollout, group) {
+  return rollout.score === null || group.members.some((r) => r.parent) ? [] : [["advantage", advantage(rollout, group)]];
 }
 
 function memberCard(rollout, group) {
@@ -51,7 +70,7 @@ function memberCard(rollout, group) {
     run.shared ? null : rollout.answer === null ? el("p", "none", "none") : el("pre", "answer", shown(rollout.answer)),
     parts.length ? el("h3", "", "Score parts") : null,
     facts(parts, "parts"),
-    facts([["advantage", advantage(rollout, group)], ["steps", whole(rollout.steps)], ["tool calls", whole(rollout.calls)], ["tokens", whole(rollout.tokens)],
+    facts([...advantageFact(rollout, group), ["steps", whole(rollout.steps)], ["tool calls", whole(rollout.calls)], ["tokens", whole(rollout.tokens)],
       ["time", seconds(rollout.duration_s)], ["CPU", seconds(rollout.cpu_s)]], "small"),
     el("div", "open", link(rolloutHash(rollout), "", hasDetails(rollout) ? "Step by step →" : "Facts only"), besideLink(rollout, group)));
 }
@@ -136,9 +155,12 @@ async function rolloutView(rollout) {
       beside("← previous attempt", siblings[place - 1]), beside("next attempt →", siblings[place + 1])),
     el("header", "", el("h1", "", shown(group.task)),
       el("p", "", rollout.running ? el("span", "badge dropped", "under way") : badge(rollout.outcome, isCorrect(rollout)), rollout.reason ? el("span", "reason", shown(rollout.reason)) : null,
-        copier("copy the command that replays it", `orchestrator replay ${quoted(run.directory)} --rollout ${quoted(rollout.id)}`), besideLink(rollout, group))),
+        branchNote(rollout),
+        copier("copy the command that replays it", `orchestrator replay ${quoted(run.directory)} --rollout ${quoted(rollout.id)}`),
+        rollout.score === null ? null : copier("copy the command that branches at the open turn", () => branchCommand(rollout)),
+        besideLink(rollout, group))),
     group.question ? el("pre", "question", shown(group.question)) : null,
-    facts([["score", score(rollout.score)], ...(rollout.score === null ? [] : [["advantage", advantage(rollout, group)]]),
+    facts([["score", score(rollout.score)], ...advantageFact(rollout, group),
       ...Object.entries(rollout.parts).map(([name, value]) => [name, score(value)]),
       ["steps", whole(rollout.steps)], ["tokens sampled", whole(rollout.tokens)], ["prompt tokens", whole(rollout.prompt_tokens)],
       ...(rollout.cost === null ? [] : [["cost", money(rollout.cost)]]),
@@ -147,16 +169,34 @@ async function rolloutView(rollout) {
       ...(rollout.untrained ? [["of them in other lines", `${(100 * rollout.untrained).toFixed(1)} %`]] : []),
       ...(details && details.completions.some((c) => c.aside)
         ? [["completions aside", whole(details.completions.filter((c) => c.aside).length)]] : []),
+      ...(details ? requestFacts(details.requests) : []),
       ...(details && details.exit ? [["sandbox ended", details.exit]] : []),
       ...(details && details.sampling.seed !== undefined ? [["sampling seed", String(details.sampling.seed)]] : [])]),
     rollout.answer === null && group.reference === null ? null : el("section", "panel wide split", ...[["Answer", rollout.answer], ["Reference answer", group.reference]]
       .map(([name, text]) => text === null ? null : el("div", "", el("h2", "", name), el("pre", "answer", shown(text)))).filter(Boolean)),
   ];
+  for (const [turn, tokens, reason, refused] of rollout.continued || []) {
+    page.push(el("p", "warning box", turn ? `It went on behind turn ${whole(turn)} in another sandbox, with ${whole(tokens)} tokens kept: ` : "It could not go on: ", shown(reason), refused ? el("span", "reason", " ", shown(refused)) : null));
+  }
   if (details === null) {
     return [...page, el("p", "warning box", missingNote(rollout))];
   }
   for (const note of details.notes) page.push(el("p", "warning box", shown(note)));
-  return [...page, tokenPanel(details.tokens), ...gradePanel(details.grade), ...details.step_grades.flatMap((step) => gradePanel(step.grade, `How step ${step.name} was graded`)), ...changesPanel(details.changes), toggles(), stepsOf(details, rollout)];
+  return [...page, tokenPanel(details.tokens), ...gradePanel(details.grade), ...details.step_grades.flatMap((step) => gradePanel(step.grade, `How step ${step.name} was graded`)), ...changesPanel(details.changes),
+    courseOf(rollout, details), ...requestsPanel(details.requests), ...servicesPanel(details.services), toggles(), stepsOf(details, rollout)];
+}
+
+function branchNote(rollout) {
+  if (rollout.begun_in) return el("span", "", shown(`begun at turn ${rollout.turn} of ${rollout.begun_in}`), " ");
+  if (!rollout.parent) return null;
+  const parent = rolloutOf.get(rollout.parent);
+  const name = shown(`${rollout.parent}, turn ${rollout.turn}`);
+  return el("span", "", "branched from ", parent ? link(`${rolloutHash(parent)}/${rollout.turn}`, "", name) : name, " ");
+}
+
+// At the turn that the address names, else at the last one.
+function branchCommand(rollout) {
+  return `orchestrator branch ${quoted(run.directory)} --rollout ${quoted(rollout.id)}${current.turn ? ` --turn ${current.turn}` : ""}`;
 }
 
 // As a word for a POSIX shell.
@@ -231,10 +271,11 @@ function stepsOf(details, rollout) {
   const list = el("div", "timeline");
   let action = 0;
   details.completions.forEach((completion, place) => {
-    const calls = details.tool_calls.filter((call) => askedBy(call, details.completions) === place);
+    const of = (one) => askedBy(one, details.completions) === place;
+    const [calls, requests] = [details.tool_calls.filter(of), details.requests.shown.filter(of)];
     const step = completion.kind === "action" ? steps[action++] : undefined;
     const title = completion.kind === "action" ? `Step ${action}` : completion.kind === "plan" ? "Plan" : "Final answer";
-    const card = completionCard(title, completion, step, calls, details.code_tags);
+    const card = completionCard(title, completion, step, calls, requests, details.code_tags);
     if (rollout) {
       card.id = `turn-${place + 1}`;
       card.querySelector("h2").append(link(`${rolloutHash(rollout)}/${place + 1}`, "anchor", "#"));
@@ -248,17 +289,19 @@ function stepsOf(details, rollout) {
   return list;
 }
 
-function completionCard(title, completion, step, calls, tags) {
-  const took = completion.started_s === null || completion.ended_s === null ? null : completion.ended_s - completion.started_s;
-  const told = [counted(completion.tokens, "token"), `sampled in ${seconds(took)}`, `prompt of ${whole(completion.prompt_tokens)}`,
+function completionCard(title, completion, step, calls, requests, tags) {
+  const refused = requests.filter((one) => one.refusal).length;
+  const told = [counted(completion.tokens, "token"), `sampled in ${seconds(took(completion))}`, `prompt of ${whole(completion.prompt_tokens)}`,
     completion.finish_reason === "length" ? "cut by length" : null,
     completion.retries ? counted(completion.retries, "retry", "retries") : null,
     completion.segment ? `token line ${completion.segment + 1}` : null,
     completion.aside ? "asked aside: not the main line" : null,
+    completion.inherited ? "inherited: sampled and trained in the rollout it branched from" : null,
     completion.abandoned ? "nobody got this answer" : null,
     completion.policy_version ? `policy ${completion.policy_version}` : null,
-    step && step.duration_s !== null ? `${seconds(step.duration_s)} with its code` : null];
-  return el("article", "turn",
+    step && step.duration_s !== null ? `${seconds(step.duration_s)} with its code` : null,
+    requests.length ? `${counted(requests.length, "request")} to the outside${refused ? `, ${whole(refused)} refused` : ""}` : null];
+  return el("article", completion.inherited ? "turn inherited" : "turn",
     el("h2", "", title, el("small", "", shown(told.filter(Boolean).join(" · ")))),
     promptParts(completion),
     completion.reasoning.trim() ? folded(["Reasoning, which the agent did not get"], "prompt",
@@ -301,9 +344,15 @@ function part(kind, text) {
     el("pre", "", kind === "code" ? coloured(text.replace(/^\n+|\s+$/g, "")) : shown(text.trim())));
 }
 
+// Of an MCP server, or a tool of the host.
+function toolKind(call) {
+  const server = Object.hasOwn(run.mcp_tools, call.name) ? run.mcp_tools[call.name] : "";
+  return server ? `MCP ${server}` : "tools";
+}
+
 function toolCall(call) {
-  const took = call.started_s === null || call.ended_s === null ? null : call.ended_s - call.started_s;
-  return el("div", "part tool", el("h3", "", "tool ", el("code", "", shown(call.name)), el("small", "", seconds(took))),
+  const kind = toolKind(call);
+  return el("div", "part tool", el("h3", "", shown(kind === "tools" ? "tool " : `${kind}: `), el("code", "", shown(call.name)), el("small", "", seconds(took(call)))),
     el("pre", "arguments", shown(call.arguments)),
     call.output === null ? null : el("pre", "", shown(call.output)),
     call.error === null ? null : el("pre", "error", shown(call.error)));

@@ -3,11 +3,13 @@
 import re
 from itertools import islice
 
+from orchestrator.report.outside import outside_counts
 from orchestrator.report.totals import MOST_ERRORS, Row
 from orchestrator.run.lenient import count, mapping, number, numbers, objects, text
 from orchestrator.types import is_solved
 
 MAX_PARTS = 100  # of a score, that are shown
+MAX_CONTINUED = 20  # sandboxes of one rollout that were lost
 MAX_WAITS = 100  # of one kind and rollout, shown in the time line
 _MOST_ERROR_CHARS = 4000
 _OF_CODE = "AgentExecutionError"  # smolagents' name for whatever the model's code raised
@@ -37,6 +39,9 @@ def group_row(line: Row, place: int) -> Row:
 def rollout_row(line: Row, rollout_id: str, group: int) -> Row:
     """Of an attempt."""
     completions = objects(line.get("completions"))
+    own = [completion for completion in completions if completion.get("inherited") is not True]
+    branch = mapping(line.get("branch"))
+    of_run = text(branch.get("run"), 200)
     score, parts = number(line.get("score")), numbers(line.get("score_parts"))
     failure = mapping(line.get("score_evidence")).get("failure")
     return {
@@ -54,17 +59,28 @@ def rollout_row(line: Row, rollout_id: str, group: int) -> Row:
         "token_source": text(line.get("token_source"), 20),
         **{name: number(line.get(name)) for name in _TIMES},
         "steps": sum(c.get("kind") == "action" and not c.get("agent") for c in completions),
-        "tokens": _sum(completions, "completion_tokens"),
-        "prompt_tokens": _sum(completions, "prompt_tokens"),
+        "tokens": _sum(own, "completion_tokens"),
+        "prompt_tokens": _sum(own, "prompt_tokens"),
         "untrained": number(line.get("untrained_share")),
         "ungraded": bool(line.get("ungraded")),
         "counts": True,  # False: it is an attempt that lacked its score, graded: what it took was counted then
-        "retries": _sum(completions, "retries"),
+        "retries": _sum(own, "retries"),
         "calls": len(objects(line.get("tool_calls"))),
+        "outside": outside_counts(line),
+        "continued": [
+            (
+                *(count(one.get(name)) for name in ("turn", "tokens")),
+                *(text(one.get(name), 300) for name in ("reason", "refused")),
+            )
+            for one in objects(line.get("continued"))[:MAX_CONTINUED]
+        ],
         "node": text(line.get("node"), 80),
-        "policy": _policy(completions),
+        "policy": _policy(own),
+        "parent": "" if of_run else text(branch.get("parent"), 40),  # empty: not of its group
+        "begun_in": f"{text(branch.get('parent'), 40)} of {of_run}" if of_run else "",
+        "turn": count(branch.get("turn")),
         "errors": _errors(objects(line.get("steps"))),
-        "waits": _waits(completions, objects(line.get("tool_calls"))),
+        "waits": _waits(own, objects(line.get("tool_calls")), objects(line.get("crossings"))),
     }
 
 
@@ -98,10 +114,11 @@ def _sum(completions: list[Row], name: str) -> int:
     return sum(count(c.get(name)) for c in completions)
 
 
-def _waits(completions: list[Row], calls: list[Row]) -> list[tuple[int, int, int]]:
-    """When the agent waited: (0 for a completion, 1 for a tool; begin, end in hundredths of a second)."""
+def _waits(*kinds: list[Row]) -> list[tuple[int, int, int]]:
+    """When the agent waited: (0 for a completion, 1 for a tool, 2 for the outside; begin, end in hundredths of a
+    second)."""
     waits = []
-    for kind, requests in enumerate((completions, calls)):
+    for kind, requests in enumerate(kinds):
         for one in requests[:MAX_WAITS]:
             begin, end = number(one.get("started_s")), number(one.get("ended_s"))
             if begin is not None and end is not None and 0 <= begin <= end:

@@ -5,7 +5,7 @@ const MOST_KNOWN = 4000;  // groups that a served page keeps
 // A served page has of `rollouts` what panels are drawn from, and no `groups`: it asks for those that it shows.
 const run = { name: "", directory: "", facts: [], notes: [], warnings: [], kinds: {}, groups: [], rollouts: [], bad_tasks: [],
   totals: null, version: -1, columns: [], all_groups: 0, skipped: { rollout_lines: 0, group_lines: 0 }, left_out: 0, only: "",
-  evaluation: null, shared: false, forgotten: 0, forgotten_groups: 0, most: null };
+  evaluation: null, shared: false, mcp_tools: {}, forgotten: 0, forgotten_groups: 0, most: null };
 const groupOf = new Map();
 const rolloutOf = new Map();
 

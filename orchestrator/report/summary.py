@@ -29,6 +29,7 @@ from orchestrator.run.lenient import (
     Skipped,
     count,
     lines_from,
+    mapping,
     number,
     objects,
     parse_without,
@@ -46,7 +47,7 @@ MOST_BAD_TASKS = 500  # that are told one by one
 _MOST_NUMBER_BYTES = 4 << 20
 # Arrays of a line that say nothing of its row.
 _OF_ROLLOUTS = (b'"prompt_ids":[', b'"token_ids":[', b'"logprobs":[')
-_OF_GROUPS = (b'"tokens":[[', b'"masks":[[', b'"inference_logprobs":[[')
+_OF_GROUPS = (b'"tokens":[[', b'"masks":[[', b'"inference_logprobs":[[', b'"advantages":[[')
 _PART_BYTES = 64 << 20  # of lines that are read at one time, where the time is limited
 _KINDS = [{True, False}, {False}, {True}, set[bool]()]  # of groups, by what its members solved
 NO_PRICES = PriceList()
@@ -83,6 +84,7 @@ class Run:
     measured: TaskCounts | None = None  # of an evaluation
     samples_per_task: int = 1
     shared: bool = False  # without answers
+    mcp_tools: dict[str, str] = field(default_factory=dict)  # by name: the server that has it
 
     def overview(self) -> dict[str, Any]:
         """What a finished and a live report show of the whole run."""
@@ -99,6 +101,7 @@ class Run:
             "forgotten_groups": self.forgotten_groups,
             "evaluation": None if self.measured is None else self.measured.shown(self.samples_per_task),
             "shared": self.shared,
+            "mcp_tools": self.mcp_tools,
         }
 
     def leave_out_answers(self) -> None:
@@ -108,7 +111,7 @@ class Run:
         for group in self.groups.values():
             group["reference"], group["dropped"] = None, ""
         for row in self.rollouts.values():
-            row["answer"], row["reason"] = None, ""
+            row["answer"], row["reason"], row["continued"] = None, "", []
             row["errors"] = {kind: (steps, "") for kind, (steps, _) in row["errors"].items()}
         for task in self.bad_tasks:
             task["reason"] = ""
@@ -311,7 +314,7 @@ class RunReader:
                 run.bad_tasks.append({"task": text(line.get("task_id"), 300), "reason": reason})
             return True
         row = rollout_row(line, text(rollout_id, 200), number)
-        took = row["id"], row["prompt_tokens"], row["tokens"]
+        took = row["id"], row["prompt_tokens"], row["tokens"], row["outside"].get("paid", 0)
         row["cost"] = None if self._prices is None else self._prices.cost(*took)
         if number not in run.groups:
             run.groups[number] = group_row(line, number)
@@ -467,6 +470,8 @@ def describe(run: Run, run_directory: Path) -> None:
         run.facts.append(("informative groups", f"{run.totals.mixed}, {rate:.3g} per 1,000 sampled tokens"))
     run.facts += run.curriculum.facts()
     run.notes += texts(description.get("notes"))
+    of_servers = mapping(mapping(description.get("agent")).get("mcp_tools"))
+    run.mcp_tools = {text(name, 80): text(mapping(one).get("server"), 40) for name, one in of_servers.items()}
     sources = run.totals.token_sources
     why = f" ({text(description.get('why_text'), 200)})" if description.get("why_text") else ""
     run.warnings = [f"{sources[s]} rollouts are {note}{why}" for s, note in _TOKEN_SOURCES.items() if sources[s]]

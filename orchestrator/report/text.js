@@ -158,6 +158,13 @@ function brief(number) {
   return (number / of).toFixed(number < 9.95 * of ? 1 : 0) + unit;
 }
 
+function bytes(number) {
+  if (number < 1000) return `${number} B`;
+  const place = Math.min(4, Math.floor(Math.log10(number) / 3 + 1e-9));
+  const value = number / 1000 ** place;
+  return `${value.toFixed(value < 10 ? 1 : 0)} ${["", "kB", "MB", "GB", "TB"][place]}`;
+}
+
 function seconds(number) {
   if (number === null) return "–";
   return number >= 100 ? `${whole(number)} s` : `${number.toFixed(number < 10 ? 2 : 1)} s`;

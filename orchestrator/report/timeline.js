@@ -1,9 +1,11 @@
-// When each slot had a rollout, and what that waited for.
+// When each slot had a rollout, and what that waited for; and the time line of one rollout.
 
 const LANE = 9;  // CSS pixels
 const MOST_LANES = 160;
+const OUTSIDE = 2;  // of the kinds of waits: a request to the outside
 const GAP = 0.05;  // seconds: a slot is given on at once
-const PHASES = [["sampling", "waits for a completion"], ["tool", "waits for a tool"], ["code", "the agent and its code"],
+const PHASES = [["sampling", "waits for a completion"], ["tool", "waits for a tool"], ["outside", "asks the outside"],
+  ["code", "the agent and its code"],
   ["launch", "its sandbox starts"], ["idle", "no rollout"]];
 const span = { from: null, to: null };  // what is shown, in seconds since the first start; null: to the end of it
 
@@ -39,21 +41,33 @@ function lanesOf(rollouts) {
 function phases(bar, told) {
   let at = bar.from;
   if (bar.launch < bar.from) told("launch", bar.launch, bar.from);
-  for (const [kind, begin, end] of bar.rollout.waits) {
+  for (const [kind, begin, end] of bar.rollout.waits.filter(([kind]) => kind < OUTSIDE)) {
     const [from, to] = [Math.max(at, bar.from + begin / 100), Math.min(bar.to, bar.from + end / 100)];
-    if (from > at) told("code", at, from);
+    if (from > at) ownTime(bar, told, at, from);
     if (to > from) told(kind ? "tool" : "sampling", from, to);
     at = Math.max(at, to);
   }
-  if (bar.to > at) told("code", at, bar.to);
+  if (bar.to > at) ownTime(bar, told, at, bar.to);
+}
+
+// Of the time of the agent and its code: when it asked something of the outside.
+function ownTime(bar, told, from, to) {
+  for (const [kind, begin, end] of bar.rollout.waits) {
+    const [asked, got] = [Math.max(from, bar.from + begin / 100), Math.min(to, bar.from + end / 100)];
+    if (kind !== OUTSIDE || got <= asked) continue;
+    if (asked > from) told("code", from, asked);
+    told("outside", asked, got);
+    from = got;
+  }
+  if (to > from) told("code", from, to);
 }
 
 function shares(lanes, length) {
-  const sums = { sampling: 0, tool: 0, code: 0, launch: 0 };
+  const sums = { sampling: 0, tool: 0, outside: 0, code: 0, launch: 0 };
   for (const lane of lanes) for (const bar of lane.bars) phases(bar, (phase, from, to) => { sums[phase] += to - from; });
   const all = lanes.length * length;
-  sums.idle = Math.max(0, all - sums.sampling - sums.tool - sums.code - sums.launch);
-  return PHASES.map(([phase, label]) => [phase, label, all ? sums[phase] / all : 0]);
+  sums.idle = Math.max(0, all - Object.values(sums).reduce((sum, part) => sum + part, 0));
+  return PHASES.filter(([phase]) => phase !== "outside" || sums.outside).map(([phase, label]) => [phase, label, all ? sums[phase] / all : 0]);
 }
 
 function timelinePanel() {
@@ -184,4 +198,60 @@ function timelinePanel() {
   return el("section", "panel wide", el("h2", "", "Slots over time",
     el("small", "", `${counted(lanes.length, "slot")} in use at most${more > 0 ? `, ${shown_.length} of them shown` : ""}`)),
   legend, canvas, el("div", "below", told, back));
+}
+
+// One rollout, in seconds since its assignment: what it waited for, what it asked, and what ran beside it. Null: it
+// had nothing but completions.
+function courseOf(rollout, details) {
+  const { completions, tool_calls: calls, services, requests: { shown: requests } } = details;
+  if (!calls.length && !requests.length && !services.length) return null;
+  const end = Math.max(rollout.duration_s || 0, ...known([...completions, ...calls, ...requests].map((one) => one.ended_s)));
+  // All services are there when it begins; they were asked for before.
+  const lead = Math.max(0, ...services.map((one) => (one.started_s || 0) + (one.healthy_s || 0)));
+  const start = -Math.max(lead, rollout.launch_s || 0);
+  if (end <= start) return null;
+  const told = el("p", "told", "Point at a bar to see what it was; click to see its turn.");
+  const grid = el("div", "course");
+
+  // `bars`: (class, from, to, what it was, its turn).
+  function lane(name, summary, bars) {
+    const track = el("div", "lane");
+    track.setAttribute("role", "img");
+    track.setAttribute("aria-label", plain(`${name}: ${summary}`));
+    for (const [kind, from, to, what, turn] of bars) {
+      const [left, right] = [from, to].map((at) => (Math.max(start, Math.min(end, at)) - start) / (end - start));
+      const bar = titled(el("i", kind), what);
+      bar.style.setProperty("--from", left);
+      bar.style.setProperty("--for", Math.max(0, right - left));
+      bar.addEventListener("pointerenter", () => { told.textContent = plain(what); });
+      if (turn) bar.addEventListener("click", () => { location.hash = `${rolloutHash(rollout)}/${turn}`; });
+      track.append(bar);
+    }
+    grid.append(el("span", "name", shown(name)), track);
+  }
+
+  const turnOf = (one) => completions.length ? askedBy(one, completions) + 1 : 0;
+  const timed = (all) => all.filter((one) => took(one) !== null && took(one) >= 0);
+  const when = (one) => `${seconds(one.started_s)}, for ${seconds(took(one))}`;
+  lane("completions", whole(completions.length), timed(completions).map((one) =>
+    ["phase-sampling", one.started_s, one.ended_s, `${counted(one.tokens, "token")} at ${when(one)}`, completions.indexOf(one) + 1]));
+  for (const name of new Set(calls.map(toolKind))) {
+    const some = calls.filter((call) => toolKind(call) === name);
+    lane(name, whole(some.length), timed(some).map((one) =>
+      [one.error === null ? "phase-tool" : "bad", one.started_s, one.ended_s, `${one.name}${one.error === null ? "" : ", an error,"} at ${when(one)}`, turnOf(one)]));
+  }
+  if (requests.length) {
+    const refused = (one) => Number(Boolean(one.refusal));
+    lane("requests", `${whole(details.requests.count)}, ${whole(details.requests.refused)} refused`, timed(requests).sort((a, b) => refused(a) - refused(b)).map((one) =>
+      [one.refusal ? "bad" : "phase-outside", one.started_s, one.ended_s, `${one.method} ${shortened(one.url)}, ${statusOf(one)}, at ${when(one)}`, turnOf(one)]));
+  }
+  for (const one of services) {
+    const begun = (one.started_s || 0) - lead;
+    const healthy = one.healthy_s === null ? end : begun + one.healthy_s;  // whoever ended by itself ended the rollout
+    const how = one.ended || (one.healthy_s === null ? "was never there" : `there after ${seconds(one.healthy_s)}`);
+    lane(one.name, how, [["phase-launch", begun, healthy, `${one.name} starts`, 0],
+      ["phase-code", healthy, end, `${one.name}: ${how}`, 0], ...(one.ended ? [["bad", end, end, `${one.name}: ${how}`, 0]] : [])]);
+  }
+  grid.append(el("span"), el("div", "ticks", ...[0, 1, 2, 3, 4].map((tick) => el("span", "", seconds(start + ((end - start) * tick) / 4)))));
+  return el("section", "panel wide", el("h2", "", "Time line", el("small", "", "since its assignment; what failed or was refused is red")), grid, told);
 }

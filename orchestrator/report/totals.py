@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from orchestrator.rules.estimates import wilson
+from orchestrator.rules.retries import cause
 from orchestrator.run.lenient import count, mapping, number, numbers, objects
 from orchestrator.types import FailedName, is_solved
 
@@ -56,6 +57,8 @@ class Totals:
     source how many of how many solved. `mixed` and `divided`: written groups whose members differ in score and
     in being solved; `all_right`, `all_wrong`: those in which all were solved, and none. `trained_tokens`,
     `untrained_tokens`: sampled in written groups, by whether the groups file has their line.
+    `continued`: how often a lost sandbox' rollout went on, with `kept_tokens`; `not_continued`: why it could not.
+    `outside`: requests of sandboxes and services beside them, as `outside_counts` has them.
     `trained`: rollouts of written groups. `cost`: of all attempts; None: no prices.
     """
 
@@ -88,6 +91,10 @@ class Totals:
     trained: int = 0
     cost: float | None = None
     dropped: Counter[str] = field(default_factory=Counter)
+    continued: int = 0
+    kept_tokens: int = 0
+    not_continued: Counter[str] = field(default_factory=Counter)
+    outside: Counter[str] = field(default_factory=Counter)
 
     def count(self, row: Row, group: Row, by: int = 1) -> None:
         """Counts an attempt of `group`; with -1 no longer, as a later line took its place."""
@@ -98,7 +105,14 @@ class Totals:
             self.errors.setdefault(_name(error, self.errors), Met()).add(by, times, example)
         self.token_sources[_name(row["token_source"], self.token_sources)] += by
         self.tokens += by * row["tokens"] * row["counts"]
+        for turn, tokens, _, refused in row.get("continued", ()) if row["counts"] else ():
+            self.continued += by * (turn > 0)
+            self.kept_tokens += by * tokens
+            if refused:
+                self.not_continued[_name(cause(refused), self.not_continued)] += by
         self.repeated += by * row["retries"] * row["counts"]
+        for name, times in row["outside"].items():
+            self.outside[name] += by * times * row["counts"]
         if row["cost"] is not None:
             self.cost = (self.cost or 0.0) + by * row["cost"] * row["counts"]
         if (start := row["started_at"]) is not None:
@@ -161,6 +175,7 @@ class Totals:
         for met in self.errors.values():
             met.example = ""
         self.dropped = Counter({"left out here": self.dropped.total()})
+        self.not_continued = Counter({"left out here": self.not_continued.total()})
 
     def kept(self) -> dict[str, Any]:
         """For JSON."""
@@ -170,7 +185,7 @@ class Totals:
     def restored(cls, kept: dict[str, Any]) -> Totals:
         """The inverse of `kept`."""
         kinds = {"errors": Met, "not_scored": Reason, "drawn_again": Reason}
-        counters = ("outcomes", "solved_as", "token_sources", "dropped")
+        counters = ("outcomes", "solved_as", "token_sources", "dropped", "not_continued", "outside")
         named = {name: {key: kind(**one) for key, one in kept[name].items()} for name, kind in kinds.items()}
         return cls(**{**kept, **named, **{name: Counter(kept[name]) for name in counters}})
 
@@ -179,7 +194,9 @@ class Totals:
         return {
             **{name: getattr(self, name) for name in ("attempts", "scored", "solved", "score", "scored_tokens")},
             **{name: getattr(self, name) for name in ("repeated", "began", "ended", "scores", "bad_tasks")},
-            **{name: getattr(self, name) for name in ("cost", "trained")},
+            **{name: getattr(self, name) for name in ("cost", "trained", "continued", "kept_tokens")},
+            "not_continued": (+self.not_continued).most_common(),
+            "outside": +self.outside,
             **{name: getattr(self, name) for name in ("groups", "written", "mixed", "divided")},
             **{name: getattr(self, name) for name in ("all_right", "all_wrong")},
             "interval": wilson(self.solved / self.scored, self.scored) if self.scored else None,

@@ -1,8 +1,9 @@
-"""What the completions of a run may cost together: no completion is asked for that could take it over the limit.
+"""What a run may cost: no completion is asked for that could take it over the limit.
 
 A limit opens with what an earlier process has spent. When what is under way will probably use up the rest, no
 rollout is begun any more; those that run come to their end. If that guess was wrong, the completion that might
-pass the limit waits for those under way, and raises CostReached if these leave too little.
+pass the limit waits for those under way, and raises CostReached if these leave too little. What a rollout asked of
+the outside is known, and spent, when it is over.
 """
 
 import asyncio
@@ -59,19 +60,19 @@ class CostLimit:
     @property
     def reached(self) -> CostReached:
         """The error that ends the run."""
-        return CostReached(
-            f"env.max_cost: completions have cost {self.spent:.4f} of {self.most:g}; raise it to go on"
-        )
+        return CostReached(f"env.max_cost: the run has cost {self.spent:.4f} of {self.most:g}; raise it to go on")
 
     def begun(self, rollout_id: str, place: object) -> None:
         """A rollout is begun. `place`: as in `ended`."""
         self._running.add((rollout_id, place))
         self._look()
 
-    def ended(self, rollout_id: str, place: object, cost: float, *, graded: bool, held: bool) -> None:
+    def ended(
+        self, rollout_id: str, place: object, cost: float, *, graded: bool, held: bool, apart: float = 0.0
+    ) -> None:
         """An attempt is on record. `place`: of its group, the same for the attempt that brings the score of one
-        that has none. `held`: its completions were held here, and not sampled on another machine. Raises
-        CostReached if these were too many."""
+        that has none. `held`: its completions were held here, and not sampled on another machine. `apart`: what
+        else it cost. Raises CostReached if completions that were not held were too many."""
         made_here = (rollout_id, place) in self._running
         self._running.discard((rollout_id, place))
         if made_here:
@@ -79,7 +80,9 @@ class CostLimit:
             self._cost_of_over += cost
             if not graded:
                 self._unscored.add(place)
-        if (made_here and not held) or not (made_here or place in self._unscored):
+        if made_here and held:
+            self.spent += apart
+        elif made_here or place not in self._unscored:
             self._spend(cost)
         if not made_here:
             self._unscored.discard(place)

@@ -1,13 +1,13 @@
 """Tells the front ends of a run what happens in it: one writer puts it on disk, listeners count and show it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from orchestrator.rules.pools import Choice, GroupResult
-from orchestrator.types import Attempt, BadTask, Group, Member, RolloutPlan
+from orchestrator.types import Attempt, BadTask, Entry, Group, Member, Record, RolloutPlan
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,13 @@ class Writer(Protocol):
 
     async def record_result(self, number: int, result: GroupResult, choice: Choice | None) -> None:
         """Writes what the curriculum goes by. It is on disk when this returns."""
+
+    def served(self, plan: RolloutPlan, started_at: float, one: Entry) -> None:
+        """Writes what a rollout under way was served. Soon it is on disk. `started_at`: Unix time."""
+
+    async def under_way(self, plan: RolloutPlan, ids: Sequence[str]) -> Record | None:
+        """What a rollout that did not end was served, which such a plan may go on with; None: nothing is known.
+        `ids`: of its attempts, the last first."""
 
 
 class Listener:
@@ -73,6 +80,15 @@ class Observer:
         """A node of the cluster works (None), or rollouts cannot go there, and why."""
         for listener in self.listeners:
             listener.node(name, away)
+
+    def served(self, plan: RolloutPlan, started_at: float, one: Entry) -> None:
+        """A rollout was served this."""
+        if self.writer is not None:
+            self.writer.served(plan, started_at, one)
+
+    async def under_way(self, plan: RolloutPlan, ids: Sequence[str]) -> Record | None:
+        """As of `Writer`."""
+        return None if self.writer is None else await self.writer.under_way(plan, ids)
 
     async def recorded(self, result: Member | Attempt) -> None:
         """An attempt is over."""

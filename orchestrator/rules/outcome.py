@@ -10,6 +10,7 @@
 | the proxy refused to serve on | the name it gave: `budget`, `context_length`, `max_steps`, `timeout`, |
 |  | `no_answer`, `llm_error`, `tool_error`, `bad_task`, `record_error` |
 | the rollout's own clock | `timeout` |
+| a service of the task ended | see below |
 | the deadline | `timeout`, or see below |
 | the Engine failed, the sandbox vanished or never came up | `docker_error`, `sandbox_lost`, `launch_error` |
 
@@ -20,6 +21,9 @@ A sandbox that crashes before its first completion ran none of the model's code:
 crash counts as the policy's doing, and no policy can earn another try by it: `out_of_memory` if the kernel killed
 pid 1 or the runner for memory, else `sandbox_crashed`.
 For the same reason a sandbox is believed that the task is to blame only before its first completion.
+A service beside the agent is judged likewise: its end is `sandbox_lost` before the first sampled token, and where
+the same service, left alone for as long, ends too. Else it is the policy's: `out_of_memory` if the kernel killed
+it for memory, or `sandbox_crashed`.
 An exit code alone proves nothing: `os._exit(0)` gives 0, any kill gives 137, and the Engine's OOM flag is also set
 if only a child was killed and the container exited later by itself.
 Nothing is scored without a sampled token: then `context_length` becomes `bad_task`. A program without a completion
@@ -106,7 +110,19 @@ class DeadlineExpired:
     control: ControlAnswer | None = None
 
 
-Ending = Submission | Refused | SandboxExit | ClockExpired | DeadlineExpired | RolloutError
+@dataclass(frozen=True, slots=True)
+class ServiceEnd:
+    """A service ended that was to go on. `lived_s`: since it began. `excuse`: why it was not the policy's doing;
+    empty: it was."""
+
+    name: str
+    detail: str
+    out_of_memory: bool
+    lived_s: float
+    excuse: str = ""
+
+
+Ending = Submission | Refused | SandboxExit | ServiceEnd | ClockExpired | DeadlineExpired | RolloutError
 
 _BY_ERROR: dict[type[RolloutError], FailedName] = {
     CompletionError: FailedName.LLM_ERROR,
@@ -175,6 +191,12 @@ def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
             return failed(ending), None
         case SandboxExit():
             return _crashed(record, ending), None
+        case ServiceEnd(name=name, detail=detail, excuse=excuse):
+            what = f"the service {name}: {detail}"
+            if not record.sampled_tokens or excuse:
+                return Failed(FailedName.SANDBOX_LOST, f"{what}; {excuse}" if excuse else what), None
+            ended = EndedName.OUT_OF_MEMORY if ending.out_of_memory else EndedName.SANDBOX_CRASHED
+            return Ended(ended, what), None
         case ClockExpired():
             return Ended(EndedName.TIMEOUT, "the rollout's own clock"), None
         case DeadlineExpired(sampling_s=sampling_s, control=control):

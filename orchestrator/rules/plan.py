@@ -77,7 +77,8 @@ def sandbox_of(task: Task, usual: SandboxSpec, storage_bytes: int) -> SandboxSpe
     CPUs and memory are the task's, more or less than usual. What it may write is no more than usual, which is the
     operator's word on memory or disk, and lies where it usually does.
     """
-    root = "writable" if task.workspace or task.grader else task.root or usual.root
+    own = task.workspace or task.grader or task.services
+    root = "writable" if own else task.root or usual.root
     memory = max(task.memory_bytes, MIN_MEMORY_BYTES) if task.memory_bytes else usual.memory_bytes
     storage = min(task.storage_bytes or storage_bytes, storage_bytes)
     if storage_bytes <= usual.memory_bytes:
@@ -90,7 +91,7 @@ def sandbox_of(task: Task, usual: SandboxSpec, storage_bytes: int) -> SandboxSpe
         root=root,
         storage_bytes=storage if root == "writable" else 0,
         storage_inodes=STORAGE_INODES if root == "writable" else 0,
-        layers=(task.workspace,) if task.workspace else (),
+        layers=tuple(layer for layer in (task.hosts, task.workspace) if layer),
         user=task.user,
     )
 
@@ -102,10 +103,11 @@ def next_attempt(plan: RolloutPlan) -> RolloutPlan:
 
 
 def backfill(plan: RolloutPlan, seed: int, epoch: int) -> RolloutPlan:
-    """The plan of another rollout in the place of a lost one: next attempt number, a new seed."""
+    """The plan of another rollout in the place of a lost one, from its begin on: next attempt number, a new
+    seed."""
     following = next_attempt(plan)
     fresh = derive_seed(seed, plan.task.task_id, epoch, plan.index, following.attempt)
-    return replace(following, sampling=replace(plan.sampling, seed=fresh))
+    return replace(following, sampling=replace(plan.sampling, seed=fresh), prefix=None)
 
 
 def rollout_id(group: int, index: int, attempt: int) -> str:

@@ -24,19 +24,22 @@ Pool = Literal["new", "mixed", "easy", "hopeless"]
 @dataclass(frozen=True, slots=True)
 class GroupResult:
     """What one group says of its task. `scored`: its rollouts with a score, and no others: infrastructure fails no
-    task; `solved`: of these; `differ`: whether their scores do."""
+    task; `solved`: of these; `differ`: whether their scores do. `turn`: where they began, from 1 on; those that
+    began elsewhere are not counted. 0: all are."""
 
     task_id: str = ""
     scored: int = 0
     solved: int = 0
     differ: bool = False
+    turn: int = 0
 
     @classmethod
-    def of(cls, group: Group) -> Self:
+    def of(cls, group: Group, turn: int = 0) -> Self:
         """Of a group that is over, dropped or not."""
-        scores = [member.score for member in group.members_G]
+        begun = [(member.attempt.record.branch, member.score) for member in group.members_G]
+        scores = [score for branch, score in begun if turn in (0, branch.turn if branch else 1)]
         solved = sum(score.solved for score in scores)
-        return cls(group.task.task_id, len(scores), solved, len({score.value for score in scores}) > 1)
+        return cls(group.task.task_id, len(scores), solved, len({score.value for score in scores}) > 1, turn)
 
 
 NOTHING = GroupResult()

@@ -36,6 +36,11 @@ class Secret:
         return hash(self._value)
 
 
+def names_a_key(name: str) -> bool:
+    """Whether a variable or a header of this name mostly holds a key."""
+    return _NAME_OF_KEY.search(name) is not None
+
+
 def redact(text: str, *secrets: Secret) -> str:
     """`text` without these secrets, without credentials in URLs and without what looks like a key."""
     for secret in secrets:

@@ -8,6 +8,7 @@ Its files:
     groups.jsonl    the groups file, unless another place was set
     dropped.jsonl   one line per group that was not written, and why
     curriculum.jsonl  one line per group with a result, in the order they came, if there is a curriculum
+    under-way/      what rollouts were served whose lines are not there yet: see `under_way`
     lock            locked by the orchestrator that uses the directory
 """
 
@@ -15,7 +16,7 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from orchestrator.run import proof
 from orchestrator.run.files import CURRICULUM_FILE, DROPPED_FILE, ROLLOUTS_FILE, SCHEMA, packed_name, record_of
 from orchestrator.run.line import attempt_line, bad_task_line, dropped_line, read_result, result_line, shorter_line
 from orchestrator.run.repair import set_torn_end_aside
-from orchestrator.types import Attempt, BadTask, Group, Member
+from orchestrator.run.under_way import FOLDER, UnderWay
+from orchestrator.types import Attempt, BadTask, Entry, Group, Member, Record, RolloutPlan
 
 
 class RunDirectory:
@@ -55,6 +57,7 @@ class RunDirectory:
         self._fsync = fsync
         self._full_traces = full_traces
         self._others: dict[str, jsonl.JsonLines] = {}  # by name, when there is something to write
+        self._under_way = UnderWay(path / FOLDER, fsync)
         if resume:
             _demand_inside(path)
         self._lock = _locked(path)
@@ -97,6 +100,17 @@ class RunDirectory:
             return [line if self._full_traces else {**line, "steps": []}]
 
         await self._lines.append(lines, shorter_line)
+        attempt = result.attempt if isinstance(result, Member) else result
+        await self._under_way.over(attempt.plan.rollout_id, kept=attempt.lacks_turns)
+
+    def served(self, plan: RolloutPlan, started_at: float, one: Entry) -> None:
+        """Writes what a rollout under way was served. Soon it is on disk. `started_at`: Unix time."""
+        self._under_way.served(plan, started_at, one)
+
+    async def under_way(self, plan: RolloutPlan, ids: Sequence[str]) -> Record | None:
+        """What a rollout that did not end was served, which such a plan may go on with; None: nothing is known.
+        `ids`: of its attempts, the last first."""
+        return await self._under_way.record(plan, ids)
 
     async def record_bad_task(self, task: BadTask, group: int) -> None:
         """Writes a row that no task could be made of. It is on disk when this returns."""
@@ -132,6 +146,7 @@ class RunDirectory:
     def close(self) -> None:
         """Idempotent."""
         self._lines.close()
+        self._under_way.close()
         for lines in self._others.values():
             lines.close()
         if self._lock >= 0:

@@ -25,7 +25,8 @@ from orchestrator.run.line import (
 )
 from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, TextLine, texts
 from orchestrator.run.repair import set_end_aside, set_torn_end_aside
-from orchestrator.types import Attempt, Member, RolloutPlan
+from orchestrator.run.under_way import files_in
+from orchestrator.types import Attempt, FailedName, Member, RolloutPlan
 
 _ROLLOUT_ID = re.compile(r"g(\d+)(?:-r\d+-a\d+)?")
 _GROUP_BEGINS = b'{"tokens":'  # of a line that `groups.scored_data_group` made
@@ -54,7 +55,9 @@ class Earlier:
 
 
 def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | CountedBadTask], None]) -> Earlier:
-    """Reads both files line by line; `counted` is called for every line of `rollouts`. Raises ConfigError."""
+    """Reads both files line by line; `counted` is called for every line of `rollouts`. What is kept of rollouts
+    under way whose line is there is removed. Raises ConfigError."""
+    under_way = files_in(rollouts.parent)
     written: dict[int, WrittenGroup] = {}
     last: int | None = None
     for line in _texts(groups):
@@ -79,12 +82,21 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | Coun
         if rollout_id in ids:
             raise ConfigError(f"{line.place}: {rollout_id} is there twice; put one of them aside to resume")
         ids.add(rollout_id)
+        if rollout_id in under_way and (number in written or not _lacks_turns(head)):
+            under_way[rollout_id].unlink(missing_ok=True)
         if isinstance(head, CountedBadTask):
             bad.add(number)
         elif number not in written:
             lines.offsets[rollout_id] = line.offset
         counted(head)
     return Earlier(written, frozenset(bad), lines)
+
+
+def _lacks_turns(line: Counted | CountedBadTask) -> bool:
+    """As of an attempt: whether another one may go on with what is kept of it."""
+    if isinstance(line, CountedBadTask) or line.outcome != FailedName.CANCELLED:
+        return False
+    return not line.ungraded and not line.sampled_tokens
 
 
 def repair_groups(groups: Path, *, several_lines: bool) -> None:

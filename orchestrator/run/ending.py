@@ -51,5 +51,8 @@ def counts(tally: Tally) -> dict[str, Any]:
         "solved": tally.correct,
         "mean_score": tally.mean_score if tally.scores else None,
         "sampled_tokens": tally.tokens,
+        "continued": tally.continued,
+        "kept_tokens": tally.kept_tokens,
+        "not_continued": dict(tally.not_continued.most_common()),
         "cost": None if tally.prices is None else tally.cost,
     }

@@ -17,11 +17,14 @@ from orchestrator.completion.trajectory import (
     sampled_by,
     sampled_tokens,
     side_lines,
+    trajectory,
     untrained_share,
 )
 from orchestrator.errors import ConfigError, RecordError
+from orchestrator.rules.forks import BranchRule
 from orchestrator.run.frames import SUFFIX, is_compressed
 from orchestrator.run.lines import JsonLines
+from orchestrator.run.trees import InTree, in_trees, own_from
 from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.types import AgentKind, Ended, EndedName, Group, Member, Outcome, Record, Sampling, Trajectory
 
@@ -42,7 +45,8 @@ class GroupFormat:
     `untrained`: outcomes that are masked. `mixed_versions`: whether a rollout that several policy versions sampled
     is trained on. `all_segments`: side lines (plans, managed agents, rewritten histories) are trained on too, and
     become groups of their own in a groups file. None: those of programs are, where a rollout may have several
-    lines; a groups file has main lines alone. `tokenizer`: makes the trajectories of side lines.
+    lines; a groups file has main lines alone. `tokenizer`: makes the trajectories of side lines. `trunk_masked`:
+    what branches share with the rollout that they branch from is not trained there either.
     """
 
     include_messages: bool = True
@@ -50,6 +54,7 @@ class GroupFormat:
     mixed_versions: bool = True
     all_segments: bool | None = None
     tokenizer: Tokenizer | None = None
+    trunk_masked: bool = False
 
     @classmethod
     def of(
@@ -62,6 +67,7 @@ class GroupFormat:
             mixed_versions=env.train_mixed_versions,
             all_segments=env.all_segments,
             tokenizer=tokenizer,
+            trunk_masked=env.branch_rule is not None and env.branch_rule.trunk_masked,
         )
 
     @classmethod
@@ -72,16 +78,31 @@ class GroupFormat:
             untrained=frozenset(map(EndedName, env["untrained_outcomes"])),
             mixed_versions=bool(env["train_mixed_versions"]),
             all_segments=None if lines is None else lines == "all_segments",
+            trunk_masked=env.get("branch") is not None and BranchRule.parse(env["branch"]).trunk_masked,
         )
 
     def groups(self, group: Group) -> list[dict[str, Any]]:
         """The group, and with `all_segments` one more for each side line that all its members have."""
-        sides = side_groups(group, self.tokenizer) if self.all_segments else []
+        group = self.masked(group)
+        sides = side_groups(group, self) if self.all_segments else []
         mains = [member.trajectory.segment for member in group.members_G]
         lines = [scored_data_group(one, self, mains) for one in (group, *sides)]
         for overrides in zip(*(line["overrides"] for line in lines), strict=True):
             settle(overrides)
         return lines
+
+    def masked(self, group: Group) -> Group:
+        """The group with trunks as they are trained."""
+        shared = in_trees(group.members_G) if self.trunk_masked else {}
+        if not shared:
+            return group
+        members = []
+        for member in group.members_G:
+            attempt, line = member.attempt, member.trajectory
+            record = own_from(attempt.record, shared[attempt.plan.rollout_id].last_fork)
+            own = trajectory(record, self.tokenizer, attempt.plan.agent.closing_tag, line.segment)
+            members.append(replace(member, trajectory=replace(line, trained_T=own.trained_T)))
+        return replace(group, members_G=tuple(members))
 
     def trains_sides(self, kind: AgentKind) -> bool:
         """Whether side lines of this agent's rollouts are trained on, where a rollout may have several lines."""
@@ -93,16 +114,19 @@ class GroupFormat:
         return not unwanted and (self.mixed_versions or len(record.policy_versions) < 2)
 
 
-def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
+def side_groups(group: Group, form: GroupFormat) -> list[Group]:
     """The members' first side lines as a group, then their second ones, and so on while every member has one.
 
     A side line that the chat template refuses, or that does not add up, is left out.
     """
     sides = []
+    shared = in_trees(group.members_G) if form.trunk_masked else {}
     for member in group.members_G:
         attempt, lines = member.attempt, []
         tag, main = attempt.plan.agent.closing_tag, member.trajectory.segment
-        for _, line in side_lines(attempt.record, tokenizer, tag, main):
+        place = shared.get(attempt.plan.rollout_id)
+        record = attempt.record if place is None else own_from(attempt.record, place.last_fork)
+        for _, line in side_lines(record, form.tokenizer, tag, main):
             if isinstance(line, RecordError):
                 log.warning("rollout %s: no side line: %s", attempt.plan.rollout_id, line)
             else:
@@ -127,7 +151,8 @@ def untrained_tokens(group: Group, *, all_segments: bool) -> int:
 
 def sampled_in(group: Group) -> int:
     """How many tokens its rollouts sampled."""
-    return sum(turn.completion.sampled_tokens for m in group.members_G for turn in m.attempt.record.turns)
+    turns = (turn for member in group.members_G for turn in member.attempt.record.own_turns)
+    return sum(turn.completion.sampled_tokens for turn in turns)
 
 
 def settle(overrides: Sequence[dict[str, Any]]) -> None:
@@ -148,20 +173,28 @@ def scored_data_group(
     """The dict that Atropos' trainers, run-api and tools read. `mains`: each member's main segment."""
     form, members = form or GroupFormat(), group.members_G
     mains = mains or [None] * len(members)
-    entries = [entry(member, form, main) for member, main in zip(members, mains, strict=True)]
+    trees = in_trees(members)
+    entries = [
+        entry(member, form, main, trees.get(member.attempt.plan.rollout_id))
+        for member, main in zip(members, mains, strict=True)
+    ]
     return group_line(entries, members[0].attempt.plan.sampling)
 
 
-def entry(member: Member, form: GroupFormat, main: int | None = None) -> dict[str, Any]:
+def entry(
+    member: Member, form: GroupFormat, main: int | None = None, place: InTree | None = None
+) -> dict[str, Any]:
     """What one member adds to each column of its group's line, as the only line of its rollout. `main`: the
-    rollout's main segment; None: the plan's rule decides."""
-    line = member.trajectory
+    rollout's main segment; None: the plan's rule decides. `place`: in the group's trees; None: it has none."""
+    line, attempt = member.trajectory, member.attempt
+    tag = attempt.plan.agent.closing_tag
     return {
         "tokens": list(line.tokens_T),
         "masks": _mask(member, form),
         "scores": float(member.score.value),
         "inference_logprobs": None if line.logprobs_T is None else _trained(line, line.logprobs_T, MASKED_LOGPROB),
         "messages": _messages(line) if form.include_messages else None,
+        "advantages": None if place is None else place.advantages(attempt.record, line, form.tokenizer, tag),
         "overrides": _overrides(member, main),
     }
 
@@ -172,7 +205,7 @@ def group_line(entries: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict
     complete = {name: None if None in column else column for name, column in columns.items()}
     return {
         **{name: complete[name] for name in ("tokens", "masks", "scores", "inference_logprobs", "messages")},
-        "advantages": None,
+        "advantages": complete["advantages"],
         "ref_logprobs": None,
         "generation_params": {
             "temperature": sampling.temperature,
@@ -216,6 +249,8 @@ def _overrides(member: Member, main: int | None) -> dict[str, Any]:
         main = main_segment(record.turns, attempt.plan.task.question, attempt.plan.agent.main_line)
     return {
         "rollout_id": attempt.plan.rollout_id,
+        "parent": record.fork.parent if record.fork else None,
+        "turn": record.fork.turn if record.fork else None,
         "task_id": attempt.plan.task.task_id,
         "outcome": str(attempt.outcome.name),
         "agent": attempt.plan.agent.kind,
@@ -227,7 +262,7 @@ def _overrides(member: Member, main: int | None) -> dict[str, Any]:
         "duration_s": round(record.duration_s, 3),
         "waiting_s": round(record.waiting_s, 3),
         "tool_calls": len(record.tool_calls),
-        "prompt_tokens": sum(t.completion.prompt_tokens for t in record.turns),
+        "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.sampled_tokens,
         "policy_version": record.policy_version,
         "mixed_policy_versions": len(record.policy_versions) > 1,
@@ -235,11 +270,12 @@ def _overrides(member: Member, main: int | None) -> dict[str, Any]:
         "staleness": member.staleness,
         "segment": segment,
         "main_segment": main or 0,
-        "segments": len({turn.segment for turn, _ in lines}),
+        "segments": len({turn.segment for turn, _ in lines if not turn.inherited}),
         "weight": 1.0,
         "untrained_share": untrained_share(record.turns, segment),
-        "untrained_completions": len(record.turns) - sum(turn.segment == segment for turn, _ in lines),
-        "abandoned_completions": sum(turn.abandoned for turn in record.turns),
+        "untrained_completions": sum(not turn.inherited for turn in record.turns)
+        - sum(turn.segment == segment and not turn.inherited for turn, _ in lines),
+        "abandoned_completions": sum(turn.abandoned for turn in record.own_turns),
         "unused_fields": list(record.requests.unused_fields),
         "refused_requests": list(record.requests.refusals),
         "other_segments": other_segments(lines, segment),
@@ -259,7 +295,7 @@ def other_segments(lines: Sequence[TurnTalk], segment: int) -> list[dict[str, An
     """Summaries of the other segments: plans, managed agents, and whatever a program or its code asked."""
     summaries: dict[int, dict[str, Any]] = {}
     for turn, talk in lines:
-        if turn.segment == segment:
+        if turn.segment == segment or turn.inherited:
             continue
         other = summaries.setdefault(
             turn.segment,

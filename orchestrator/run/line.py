@@ -6,7 +6,7 @@ is strict: any other line is refused, with the place and the reason. For display
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
@@ -24,8 +24,11 @@ from orchestrator.types import (
     AgentSpec,
     Attempt,
     BadTask,
+    Branch,
     Completion,
     CompletionKind,
+    Continued,
+    Crossing,
     Difference,
     Ended,
     EndedName,
@@ -46,6 +49,7 @@ from orchestrator.types import (
     SandboxExit,
     SandboxSpec,
     Score,
+    ServiceRecord,
     Step,
     StepGrade,
     TokenSource,
@@ -65,12 +69,13 @@ _OF_MEMBER = ("token_source", "segment")
 _SPARSE = ("group_size", "untrained_share")  # missing: not known
 _SPECS = ("sampling", "agent", "sandbox", "limits")  # of the plan, below `plan`
 _OF_RECORD = ("answer", "started_at", "launch_s", "duration_s", "waiting_s", "cpu_s", "notes")
-_WHERE_KNOWN = ("changes", "grade")
+_WHERE_KNOWN = ("changes", "grade", "branch")
+_SEVERAL = ("step_grades", "continued", "crossings", "services")
 _TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
 _TURN = [f.name for f in fields(Turn) if f.name not in ("messages", "completion", "tools")]
 _RENAMED = {"tokens_T": "token_ids", "logprobs_T": "logprobs", "spans": "policy_spans"}
 _COMPLETION = {f.name: _RENAMED.get(f.name, f.name) for f in fields(Completion)}
-_SPARSE_IN_TURN = ("opening", "abandoned", "policy_spans", "server_end")  # missing: they say nothing
+_SPARSE_IN_TURN = ("opening", "abandoned", "inherited", "policy_spans", "server_end")  # missing: they say nothing
 
 T = TypeVar("T")
 Whole = Annotated[int, Field(ge=0, le=MAX_JSON_INTEGER)]
@@ -85,7 +90,8 @@ class ServedLine(TypedDict):
     The first `reasoning_chars` characters of `text` are reasoning; `visible` is what the agent got of the rest.
     `policy_version` sampled the last token; `policy_spans` is there where it did not sample all of them.
     `abandoned`: the program hung up before it got the completion, so that no line has it. `server_end`: the server
-    alone says that its last token ends a turn.
+    alone says that its last token ends a turn. `inherited`: another rollout sampled it, from which this one
+    branches.
     """
 
     kept: Whole
@@ -104,6 +110,7 @@ class ServedLine(TypedDict):
     reasoning_chars: NotRequired[Whole]
     server_end: NotRequired[bool]
     abandoned: NotRequired[bool]
+    inherited: NotRequired[bool]
 
 
 class CompletionLine(ServedLine):
@@ -179,7 +186,9 @@ class HeadLine(TypedDict):
 class AttemptLine(HeadLine):
     """One attempt, as a line of rollouts.jsonl. Times in seconds; `started_at` is Unix time. `reference`: the
     task's reference answer. `untrained_share`: how much of what was sampled is not in the main line, from 0 to
-    1. `tools`: the different sets of tools that prompts offer, each once."""
+    1. `tools`: the different sets of tools that prompts offer, each once. `branch`: the rollout from which it
+    branched, and the first turn of its own. `crossings`: what it asked of the outside. `continued`: how often its
+    sandbox was lost and it went on in another one, or why it could not. `services`: what ran beside its agent."""
 
     level: str | None
     source: str
@@ -202,6 +211,10 @@ class AttemptLine(HeadLine):
     changes: NotRequired[Difference | None]
     grade: NotRequired[Grade | None]
     step_grades: NotRequired[tuple[StepGrade, ...]]
+    branch: NotRequired[Branch]
+    continued: NotRequired[tuple[Continued, ...]]
+    crossings: NotRequired[tuple[Crossing, ...]]
+    services: NotRequired[tuple[ServiceRecord, ...]]
     notes: tuple[str, ...]
     unused_fields: NotRequired[tuple[str, ...]]
     refused_requests: NotRequired[tuple[str, ...]]
@@ -231,7 +244,7 @@ class DroppedLine(TypedDict):
 class ResultLine(TypedDict):
     """What the curriculum goes by, as a line of curriculum.jsonl: of a group's rollouts with a score, how many
     solved the task, and whether their scores differ. `round`, `pool`, `retest`: why it was drawn. No task and
-    nothing scored: no result came of the group."""
+    nothing scored: no result came of the group. `turn`: where these rollouts began, by `env.start_at`."""
 
     schema: Literal[1]
     group: Whole
@@ -239,6 +252,7 @@ class ResultLine(TypedDict):
     scored: Whole
     solved: Whole
     differ: bool
+    turn: NotRequired[Whole]
     round: NotRequired[Whole]
     pool: NotRequired[Pool]
     retest: NotRequired[bool]
@@ -247,11 +261,26 @@ class ResultLine(TypedDict):
 class _Tokens(TypedDict):
     prompt_tokens: Whole
     completion_tokens: Whole
+    inherited: NotRequired[bool]
+
+
+class _CountedRequest(TypedDict):
+    refusal: NotRequired[str]
+    source: NotRequired[str]
 
 
 class _CountedLine(HeadLine):
     completions: tuple[_Tokens, ...]
+    crossings: NotRequired[tuple[_CountedRequest, ...]]
+    continued: NotRequired[tuple[Continued, ...]]
     refused_requests: NotRequired[tuple[str, ...]]
+    branch: NotRequired[Branch]
+
+
+class _CrossingsLine(TypedDict):
+    rollout_id: str
+    task_id: str
+    crossings: NotRequired[tuple[Crossing, ...]]
 
 
 class _CallLine(ServedLine):
@@ -343,7 +372,7 @@ def attempt_line(result: Member | Attempt) -> dict[str, Any]:
 def recorded_line(attempt: RecordedAttempt) -> dict[str, Any]:
     """The inverse of `read_attempt`."""
     record, offers = attempt.record, _Offers()
-    completions = [_turn_line(turn, offers) for turn in record.turns]
+    completions = [turn_line(turn, offers.reference(turn.tools)) for turn in record.turns]
     outcome, ungraded, score = attempt.outcome, attempt.ungraded, attempt.score
     return {
         "schema": ATTEMPT_SCHEMA,
@@ -361,11 +390,11 @@ def recorded_line(attempt: RecordedAttempt) -> dict[str, Any]:
         "plan": {name: asdict(getattr(attempt, name)) for name in _SPECS},
         "tools": offers.sets,
         "completions": completions,
-        "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
+        "tool_calls": [tool_call_line(call) for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
         "output": _output_line(record.output) if record.output else None,
         **{name: asdict(value) for name in _WHERE_KNOWN if (value := getattr(record, name)) is not None},
-        **({"step_grades": [asdict(one) for one in record.step_grades]} if record.step_grades else {}),
+        **{name: [asdict(one) for one in several] for name in _SEVERAL if (several := getattr(record, name))},
         "unused_fields": list(record.requests.unused_fields),
         "refused_requests": list(record.requests.refusals),
     }
@@ -380,11 +409,11 @@ def shorter_line(line: dict[str, Any]) -> dict[str, Any]:
 
 def read_attempt(text: bytes) -> RecordedAttempt:
     """The inverse of `attempt_line`. Raises ValueError, which says what is wrong and where in the line."""
-    line: AttemptLine = _read(_ATTEMPT, text)
+    line: AttemptLine = read_line(_ATTEMPT, text)
     ungraded, name, reason = line.get("ungraded"), line["outcome"], line["reason"]
     _demand_plan(line["plan"])
     record = Record(
-        **_present(line, (*_OF_RECORD, "tool_calls", "steps", "step_grades", *_WHERE_KNOWN)),
+        **_present(line, (*_OF_RECORD, "tool_calls", "steps", *_SEVERAL, *_WHERE_KNOWN)),
         turns=tuple(_turns(line["completions"], line.get("tools", ()))),
         sandbox_id=line["sandbox"]["id"],
         exit=line["sandbox"]["exit"],
@@ -451,13 +480,19 @@ class _Offers:
         return {"tools": self._places[text]}
 
 
-def _turn_line(turn: Turn, offers: _Offers) -> dict[str, Any]:
+def tool_call_line(call: ToolCall) -> dict[str, Any]:
+    """A ToolCall of a line."""
+    return {name: getattr(call, name) for name in _TOOL_CALL}
+
+
+def turn_line(turn: Turn, offer: Mapping[str, Any]) -> dict[str, Any]:
+    """A CompletionLine. `offer`: what it says about its tools."""
     values = {name: getattr(turn, name) for name in _TURN}
     values |= {key: getattr(turn.completion, name) for name, key in _COMPLETION.items()}
     return {
         **{name: value for name, value in values.items() if value or name not in _SPARSE_IN_TURN},
         "messages": [m.entry for m in turn.messages],
-        **offers.reference(turn.tools),
+        **offer,
         **({"policy_spans": [asdict(span) for span in turn.completion.spans]} if turn.completion.spans else {}),
     }
 
@@ -466,14 +501,22 @@ def _turns(lines: Iterable[CompletionLine], offers: Sequence[Tools]) -> Iterator
     """Raises ValueError for tools that are not there."""
     tools: Tools = ()
     for line in lines:
-        offer = line.get("tools")
-        if isinstance(offer, int):
-            if offer >= len(offers):
-                raise ValueError(f"completions.tools: {offer} of {len(offers)} sets of tools")
-            tools = offers[offer]
-        elif offer is not None:
-            tools = offer
-        yield _turn(line, tools)
+        turn = turn_of(line, tools, offers)
+        tools = turn.tools
+        yield turn
+
+
+def turn_of(line: CompletionLine, tools: Tools, offers: Sequence[Tools] = ()) -> Turn:
+    """The inverse of `turn_line`. `tools`: of the completion before; `offers`: those that lines name by their
+    place. Raises ValueError for tools that are not there."""
+    offer = line.get("tools")
+    if isinstance(offer, int):
+        if offer >= len(offers):
+            raise ValueError(f"completions.tools: {offer} of {len(offers)} sets of tools")
+        tools = offers[offer]
+    elif offer is not None:
+        tools = offer
+    return _turn(line, tools)
 
 
 def _turn(line: Any, tools: Tools) -> Turn:
@@ -519,18 +562,22 @@ def dropped_line(number: int, task_id: str, reason: str) -> dict[str, Any]:
 
 def result_line(number: int, result: GroupResult, choice: Choice | None) -> dict[str, Any]:
     """One line of curriculum.jsonl. `number`: the group's."""
-    return {"schema": SCHEMA, "group": number, **asdict(result), **(asdict(choice) if choice is not None else {})}
+    line = {"schema": SCHEMA, "group": number, **asdict(result), **(asdict(choice) if choice is not None else {})}
+    return {name: value for name, value in line.items() if name != "turn" or value}
 
 
 def read_result(text: bytes) -> tuple[int, GroupResult]:
     """(number of the group, its result) of a line of curriculum.jsonl. Raises ValueError."""
-    line: ResultLine = _read(_RESULT, text)
-    return line["group"], GroupResult(line["task_id"], line["scored"], line["solved"], line["differ"])
+    line: ResultLine = read_line(_RESULT, text)
+    facts = line["task_id"], line["scored"], line["solved"], line["differ"]
+    return line["group"], GroupResult(*facts, line.get("turn", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counted facts of an attempt. `score` None: it was not scored, so it may be drawn again."""
+    """The counted facts of an attempt. `score` None: it was not scored, so it may be drawn again. `begun`: the
+    first turn of its own, from 1 on. `requests`: of its sandbox to the outside; of them those
+    that were refused, those that the cache answered, and those that the network did."""
 
     rollout_id: str
     task_id: str
@@ -547,6 +594,12 @@ class Counted:
     cpu_s: float | None
     group_size: int | None = None
     refusals: tuple[str, ...] = ()
+    continued: tuple[Continued, ...] = ()
+    begun: int = 1
+    requests: int = 0
+    requests_refused: int = 0
+    requests_cached: int = 0
+    requests_paid: int = 0
 
     @classmethod
     def of(cls, result: Member | Attempt) -> Counted:
@@ -565,6 +618,12 @@ class Counted:
             duration_s=record.duration_s,
             cpu_s=record.cpu_s,
             refusals=record.requests.refusals,
+            continued=record.continued,
+            begun=record.branch.turn if record.branch else 1,
+            requests=len(record.crossings),
+            requests_refused=sum(bool(one.refusal) for one in record.crossings),
+            requests_cached=sum(one.source == "cache" and not one.refusal for one in record.crossings),
+            requests_paid=record.requests_paid,
         )
 
 
@@ -579,18 +638,25 @@ class CountedBadTask:
 
 def read_counted(text: bytes) -> Counted | CountedBadTask:
     """The counted facts of a line of rollouts.jsonl, in a fraction of `read_attempt`'s time. Raises ValueError."""
-    value = _read(_HEAD, text)
+    value = read_line(_HEAD, text)
     if "index" not in value:
         return CountedBadTask(value["rollout_id"], value["task_id"], value["reason"])
     line: _CountedLine = value
+    own = [completion for completion in line["completions"] if not completion.get("inherited")]
+    asked = line.get("crossings", ())
     return Counted(
-        **_present(line, (*_OF_PLAN, "task_id", "reason", "duration_s", "cpu_s", "group_size")),
+        **_present(line, (*_OF_PLAN, "task_id", "reason", "duration_s", "cpu_s", "group_size", "continued")),
         outcome=str(line["outcome"]),
         ungraded=line.get("ungraded") is not None,
         score=_score(line),
-        prompt_tokens=sum(completion["prompt_tokens"] for completion in line["completions"]),
-        sampled_tokens=sum(completion["completion_tokens"] for completion in line["completions"]),
+        prompt_tokens=sum(completion["prompt_tokens"] for completion in own),
+        sampled_tokens=sum(completion["completion_tokens"] for completion in own),
         refusals=line.get("refused_requests", ()),
+        begun=line["branch"].turn if "branch" in line else 1,
+        requests=len(asked),
+        requests_refused=sum(bool(one.get("refusal")) for one in asked),
+        requests_cached=sum(one.get("source") == "cache" and not one.get("refusal") for one in asked),
+        requests_paid=sum(one.get("source") == "network" for one in asked),
     )
 
 
@@ -607,7 +673,7 @@ class Episode:
 
 def read_episode(text: bytes) -> Episode | None:
     """A line of rollouts.jsonl, or of a recording with fewer fields. None: it is not scored. Raises ValueError."""
-    value = _read(_EPISODE, text)
+    value = read_line(_EPISODE, text)
     if value.get("score") is None:
         return None
     line: _EpisodeLine = value
@@ -617,6 +683,12 @@ def read_episode(text: bytes) -> Episode | None:
     ]
     turns = tuple(_turn(completion, ()) for completion in completions)
     return Episode(line["task_id"], line["index"], line.get("rollout_id"), turns)
+
+
+def read_crossings(text: bytes) -> tuple[str, str, tuple[Crossing, ...]]:
+    """(rollout id, task id, what it asked of the outside) of a line of rollouts.jsonl. Raises ValueError."""
+    line: _CrossingsLine = read_line(_CROSSINGS, text)
+    return line["rollout_id"], line["task_id"], line.get("crossings", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,7 +704,7 @@ class WrittenGroup:
 
 def read_written_group(text: bytes) -> WrittenGroup:
     """The counted facts of a line of a groups file. Raises ValueError."""
-    line: _GroupHeadLine = _read(_GROUP_HEAD, text)
+    line: _GroupHeadLine = read_line(_GROUP_HEAD, text)
     members = line["overrides"]
     sampled = [facts.get("completion_tokens", 0) for facts in members]
     untrained = [round(n * facts.get("untrained_share", 0.0)) for n, facts in zip(sampled, members, strict=True)]
@@ -640,7 +712,7 @@ def read_written_group(text: bytes) -> WrittenGroup:
     return WrittenGroup(ids, line["scores"], sum(sampled), sum(untrained))
 
 
-def _read(adapter: TypeAdapter[T], text: bytes) -> T:
+def read_line(adapter: TypeAdapter[T], text: bytes) -> T:
     """Raises ValueError: one line with the place in the value and what is wrong there."""
     try:
         demand_modest(text)
@@ -657,6 +729,7 @@ def _read(adapter: TypeAdapter[T], text: bytes) -> T:
 
 
 _ATTEMPT: TypeAdapter[AttemptLine] = TypeAdapter(AttemptLine)
+_CROSSINGS: TypeAdapter[_CrossingsLine] = TypeAdapter(_CrossingsLine)
 _RESULT: TypeAdapter[ResultLine] = TypeAdapter(ResultLine)
 _HEAD: TypeAdapter[Any] = TypeAdapter(_CountedLine | BadTaskLine)
 _EPISODE: TypeAdapter[Any] = TypeAdapter(_EpisodeLine | _UnscoredLine)

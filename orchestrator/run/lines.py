@@ -27,6 +27,7 @@ from orchestrator.run.frames import (
 )
 
 MAX_LINE_BYTES = 256 << 20  # we write no longer line
+_READ_BYTES = 256 << 10  # of a file at a time: lines are often longer than what is usual
 MAX_RUN_FILE_BYTES = 16 << 20  # run.json
 MAX_CONTAINERS = 1_000_000  # objects and arrays of a line: in memory an empty one takes twenty times its text
 MAX_TALK = 4_000_000  # messages of all prompts of a line; it stores only what each prompt adds to the one before
@@ -124,7 +125,7 @@ def texts(path: Path, end: int | None = None, start: int = 0) -> Iterator[TextLi
     the line to begin with, which gets number 1. A missing file has no lines. Raises OSError.
     """
     try:
-        file = path.open("rb")
+        file = path.open("rb", buffering=_READ_BYTES)
     except FileNotFoundError:
         return
     with file:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import ConfigError, OrchestratorError
@@ -13,25 +13,30 @@ from orchestrator.run.groups import GroupFormat, GroupsFile, check_writable, fre
 from orchestrator.run.tally import Tally
 from orchestrator.settings.output import OutputSettings
 
+NO_MORE: Mapping[str, object] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """Run directory and groups file, and what they already hold."""
+    """Run directory and groups file, and what they already hold. `more`: what the command adds to run.json."""
 
     run: RunDirectory
     groups: GroupsFile
     earlier: Earlier
+    more: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def about(self) -> Mapping[str, object]:
-        """What run.json says of the groups file: its path, relative if the run directory holds it."""
+        """What is added to run.json: where the groups file is, relative if the run directory holds it."""
         run_path, groups_path = self.run.path.absolute(), self.groups.path.absolute()
         inside = groups_path.is_relative_to(run_path)
-        return {"groups_file": str(groups_path.relative_to(run_path) if inside else groups_path)}
+        return {**self.more, "groups_file": str(groups_path.relative_to(run_path) if inside else groups_path)}
 
 
 @contextmanager
-def open_run(env: OutputSettings, run_path: Path, tally: Tally, form: GroupFormat) -> Iterator[OpenRun]:
+def open_run(
+    env: OutputSettings, run_path: Path, tally: Tally, form: GroupFormat, more: Mapping[str, object] = NO_MORE
+) -> Iterator[OpenRun]:
     """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
     packed = env.compress == "zstd"
     named = env.data_path_to_save_groups if env.resume is None else None
@@ -55,7 +60,7 @@ def open_run(env: OutputSettings, run_path: Path, tally: Tally, form: GroupForma
             for written in earlier.written.values():
                 tally.earlier_group(written)
         with closing(GroupsFile(groups_path, form=form, fsync=env.fsync)) as groups:
-            yield OpenRun(run, groups, earlier)
+            yield OpenRun(run, groups, earlier, more)
 
 
 def open_directory(env: OutputSettings, path: Path, *, resume: bool) -> RunDirectory:

@@ -1,9 +1,9 @@
-"""What completions cost, by the token counts on record."""
+"""What completions and requests to the outside cost, by the counts on record."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.rules.plan import server_of
 from orchestrator.run.lenient import mapping, number, objects
 from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.types import Attempt
 
 _MILLION = 1_000_000
@@ -23,15 +24,18 @@ _HALF = "openai.prompt_price, openai.completion_price: give both, for every serv
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The price of a million prompt tokens and of a million sampled ones, by server, in any currency."""
+    """The price of a million prompt tokens and of a million sampled ones, by server, in any currency. `request`:
+    of one request of a sandbox that the network answered."""
 
     servers: tuple[tuple[float, float], ...]
     weights: tuple[float, ...]
+    request: float = 0.0
 
     @classmethod
-    def of(cls, servers: Sequence[OpenAISettings], price_table: Path | None) -> Prices | None:
-        """Of each server its own prices, else those of its model in the file `price_table`. None where no price is
-        given. Raises ConfigError where some are missing."""
+    def of(cls, servers: Sequence[OpenAISettings], settings: RolloutSettings) -> Prices | None:
+        """Of each server its own prices, else those of its model in the table of prices. Where a request alone has
+        one, tokens cost nothing. None where no price is given. Raises ConfigError where some are missing."""
+        price_table, request = settings.price_table, settings.request_price
         table = {} if price_table is None else _read(price_table)
         prices = [
             table.get(s.model_name, (None, None))
@@ -40,72 +44,84 @@ class Prices:
             for s in servers
         ]
         if not table and all(price is None for pair in prices for price in pair):
-            return None
+            if request is None:
+                return None
+            prices = [(0.0, 0.0)] * len(prices)
         complete = tuple((p, c) for p, c in prices if p is not None and c is not None)
         if len(complete) < len(prices):
             raise ConfigError(
                 f"env.price_table: no prices of {_unpriced(servers, table)} in {price_table}" if table else _HALF
             )
-        return cls(complete, tuple(s.weight for s in servers))
+        return cls(complete, tuple(s.weight for s in servers), request or 0.0)
 
     @classmethod
     def recorded(cls, description: Mapping[str, Any]) -> Prices | None:
         """Those in a run.json, unchecked; None: it has none."""
-        rows = [
-            (number(row.get("prompt")), number(row.get("completion")), number(row.get("weight")))
-            for row in objects(description.get("prices"))
-        ]
+        found = objects(description.get("prices"))
+        rows = [tuple(number(row.get(name)) for name in ("prompt", "completion", "weight")) for row in found]
         servers = [(p, c, w) for p, c, w in rows if p is not None and c is not None and w is not None and w > 0]
         if not servers or len(servers) < len(rows):
             return None
-        return cls(tuple((p, c) for p, c, _ in servers), tuple(w for _, _, w in servers))
+        request = number(found[0].get("request")) or 0.0
+        return cls(tuple((p, c) for p, c, _ in servers), tuple(w for _, _, w in servers), request)
 
     def public(self) -> list[dict[str, float]]:
         """For run.json."""
+        more = {"request": self.request} if self.request else {}
         return [
-            {"prompt": prompt, "completion": completion, "weight": weight}
+            {"prompt": prompt, "completion": completion, "weight": weight, **more}
             for (prompt, completion), weight in zip(self.servers, self.weights, strict=True)
         ]
 
-    def cost(self, rollout_id: str, prompt_tokens: int, sampled_tokens: int) -> float:
-        """The cost of so many tokens of one rollout."""
+    def cost(self, rollout_id: str, prompt_tokens: int, sampled_tokens: int, requests: int = 0) -> float:
+        """The cost of so many tokens and requests of one rollout."""
         prompt, sampled = self.servers[server_of(rollout_id, self.weights)]
-        return (prompt * prompt_tokens + sampled * sampled_tokens) / _MILLION
+        return (prompt * prompt_tokens + sampled * sampled_tokens) / _MILLION + self.request * requests
 
     def cost_of(self, attempt: Attempt) -> float:
-        """The cost of all its completions."""
-        return self.cost(attempt.plan.rollout_id, attempt.record.prompt_tokens, attempt.record.sampled_tokens)
+        """The cost of all its completions and requests."""
+        record = attempt.record
+        return self.cost(
+            attempt.plan.rollout_id, record.prompt_tokens, record.sampled_tokens, record.requests_paid
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """Prices for runs that have none on record: by model, and of every other one."""
+    """Prices for runs that have none on record: by model, and of every other one; and of a request."""
 
     every: tuple[float, float] | None = None
     by_model: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    request: float | None = None
 
     @classmethod
-    def read(cls, prompt: float | None, completion: float | None, price_table: Path | None) -> PriceList:
+    def read(
+        cls, prompt: float | None, completion: float | None, price_table: Path | None, request: float | None
+    ) -> PriceList:
         """Raises ConfigError."""
         if (prompt is None) != (completion is None):
             raise ConfigError(_HALF)
         every = None if prompt is None or completion is None else (prompt, completion)
-        return cls(every, {} if price_table is None else _read(price_table))
+        return cls(every, {} if price_table is None else _read(price_table), request)
 
     def of(self, description: Mapping[str, Any]) -> Prices | None:
         """The prices in a run.json, else those of this list; None: nobody gives any. Raises ConfigError for a run
         with a model that a list by model lacks."""
-        recorded = Prices.recorded(description)
-        if recorded is not None or (self.every is None and not self.by_model):
-            return recorded
+        recorded, every = Prices.recorded(description), self.every
+        if recorded is not None:
+            return replace(recorded, request=recorded.request or self.request or 0.0)
+        if every is None and not self.by_model:
+            if self.request is None:
+                return None
+            every = (0.0, 0.0)
         servers = objects(mapping(description.get("config")).get("openai")) or [{}]
         names = [str(server.get("model_name")) for server in servers]
-        pairs = tuple(pair for name in names if (pair := self.by_model.get(name, self.every)) is not None)
+        pairs = tuple(pair for name in names if (pair := self.by_model.get(name, every)) is not None)
         if len(pairs) < len(names):
             missing = sorted(set(names) - set(self.by_model))
             raise ConfigError(f"env.price_table: no prices of {', '.join(missing)} in it")
         weights = (number(server.get("weight")) or 0.0 for server in servers)
-        return Prices(pairs, tuple(weight if weight > 0 else 1.0 for weight in weights))
+        return Prices(pairs, tuple(weight if weight > 0 else 1.0 for weight in weights), self.request or 0.0)
 
 
 def _unpriced(servers: Sequence[OpenAISettings], table: Mapping[str, Any]) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 
 from orchestrator.calls.declared import declared
 from orchestrator.errors import ConfigError
+from orchestrator.rules.likeness import first_difference, shortened
 from orchestrator.run.lenient import json_lines
 from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.run.lines import dumps, text_at
 from orchestrator.types import (
     Attempt,
     Member,
-    Message,
     RolloutPlan,
     SandboxSpec,
     Task,
@@ -25,10 +25,11 @@ from orchestrator.types import (
     Turn,
     conversations,
 )
+from orchestrator.types.prefix import once_more
 
 CallPlace = tuple[int, int]  # the offset of a rollout's line, and the number of one of its calls
 _DIGEST_BYTES = 16
-AROUND_CHARS = 40  # shown on each side of a difference
+_WEB_TOOLS = ("web_search", "visit_page")  # a program need not tell the model of them under these names
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Replayable:
     """The rollouts of a run that can be played again: the scored ones. `places`: offsets of their lines, by id.
 
     `calls`: all their recorded calls of host tools: what they asked, and where `call` finds the answer.
+    `crossings`: whether they asked anything of the outside.
     """
 
     path: Path
@@ -43,6 +45,7 @@ class Replayable:
     tasks: frozenset[str]
     web_tools: bool
     calls: tuple[tuple[bytes, CallPlace], ...]
+    crossings: bool = False
 
     @classmethod
     def read(cls, rollouts: Path, only: str | None = None) -> Replayable:
@@ -50,7 +53,7 @@ class Replayable:
         places: dict[str, int] = {}
         tasks: set[str] = set()
         calls: list[tuple[bytes, CallPlace]] = []
-        web, others = False, 0
+        web, others, asked = False, 0, False
         for offset, line in json_lines(rollouts):
             rollout_id = line.get("rollout_id") if line is not None else None
             if line is None or line.get("score") is None or only not in (None, rollout_id):
@@ -59,13 +62,14 @@ class Replayable:
             attempt = _read_at(rollouts, offset, str(rollout_id))
             places[attempt.rollout_id] = offset
             tasks.add(attempt.task_id)
-            web = web or _knows_web_tools(attempt)
+            asked = asked or bool(attempt.record.crossings)
             made = attempt.record.tool_calls
+            web = web or _knows_web_tools(attempt) or any(call.name in _WEB_TOOLS for call in made)
             calls += [(digest(call.name, call.arguments), (offset, n)) for n, call in enumerate(made)]
         if not places:
             what = f"no scored rollout {only}" if only is not None else "no scored rollout"
             raise ConfigError(f"{rollouts} holds {what} ({others} other lines): nothing to replay")
-        return cls(rollouts, places, frozenset(tasks), web, tuple(calls))
+        return cls(rollouts, places, frozenset(tasks), web, tuple(calls), asked)
 
     def call(self, place: CallPlace) -> ToolCall:
         """The call at a place. Blocks. Raises OSError, ValueError."""
@@ -103,7 +107,7 @@ def digest(name: str, arguments: Mapping[str, Any]) -> bytes:
 
 
 def plan_of(attempt: RecordedAttempt, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
-    """The recorded plan, with this sandbox."""
+    """The recorded plan, with this sandbox. A branch is brought to its turn first."""
     return RolloutPlan(
         rollout_id=attempt.rollout_id,
         task=task,
@@ -115,13 +119,18 @@ def plan_of(attempt: RecordedAttempt, task: Task, sandbox: SandboxSpec) -> Rollo
         sandbox=sandbox,
         limits=attempt.limits,
         group_size=attempt.group_size,
+        prefix=once_more(attempt.record),
     )
+
+
+def attempt_of(result: Member | Attempt) -> Attempt:
+    return result.attempt if isinstance(result, Member) else result
 
 
 def differences(then: RecordedAttempt, result: Member | Attempt) -> list[str]:
     """The differences, the outcome first. Times are not compared."""
     member = result if isinstance(result, Member) else None
-    now = result.attempt if isinstance(result, Member) else result
+    now = attempt_of(result)
     old_score, new_score = then.score, member.score if member else None
     then_parts, parts = old_score.parts if old_score else {}, new_score.parts if new_score else {}
     pairs: list[tuple[str, object, object]] = [
@@ -130,7 +139,7 @@ def differences(then: RecordedAttempt, result: Member | Attempt) -> list[str]:
         ("score", old_score.value if old_score else None, new_score.value if new_score else None),
         *((name, then_parts.get(name), parts.get(name)) for name in sorted({*then_parts, *parts})),
     ]
-    changes = [f"{name} {_short(old)} then, {_short(new)} now" for name, old, new in pairs if old != new]
+    changes = [f"{name} {shortened(old)} then, {shortened(new)} now" for name, old, new in pairs if old != new]
     return changes + _prompts(then.record.turns, now.record.turns)
 
 
@@ -139,25 +148,12 @@ def _prompts(then: Sequence[Turn], now: Sequence[Turn]) -> list[str]:
     changes = [f"{len(then)} completions then, {len(now)} now"] if len(then) != len(now) else []
     for number, (old, new) in enumerate(zip(conversations(then), conversations(now), strict=False), 1):
         if old != new:
-            return [*changes, f"prompt {number}: {_first_difference(old, new)}"]
+            return [*changes, f"prompt {number}: {first_difference(old, new)}"]
     for number, (before, after) in enumerate(zip(then, now, strict=False), 1):
         ids, others = before.prompt_ids, after.prompt_ids
         if ids is not None and others is not None and tuple(ids) != tuple(others):
             return [*changes, f"prompt {number}: the same text, but other ids: another tokenizer?"]
     return changes
-
-
-def _first_difference(old: Sequence[Message], new: Sequence[Message]) -> str:
-    for number, (before, after) in enumerate(zip(old, new, strict=False), 1):
-        if before == after:
-            continue
-        pairs = enumerate(zip(before.content, after.content, strict=False))
-        same = next((i for i, (a, b) in pairs if a != b), None)
-        at = min(len(before.content), len(after.content)) if same is None else same
-        window = slice(max(0, at - AROUND_CHARS), at + AROUND_CHARS)
-        then, now = _short(before.content[window]), _short(after.content[window])
-        return f"message {number} ({after.role}) has {then} then, {now} now"
-    return f"{len(old)} messages then, {len(new)} now"
 
 
 def _knows_web_tools(attempt: RecordedAttempt) -> bool:
@@ -168,8 +164,3 @@ def _knows_web_tools(attempt: RecordedAttempt) -> bool:
     shown = ("def web_search(", "- web_search: ")  # to a code agent, to one that calls tools as JSON
     named = "web_search" in declared(first.tools).parameters
     return named or any(text in message.content for message in first.messages[:1] for text in shown)
-
-
-def _short(value: object) -> str:
-    text = ascii(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 3 * AROUND_CHARS else text[: 3 * AROUND_CHARS] + "..."

@@ -20,6 +20,7 @@ from orchestrator.errors import RecordError
 from orchestrator.rules.plan import rollout_id
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import RecordedAttempt, recorded_attempt
+from orchestrator.run.trees import InTree, in_trees, own_from
 from orchestrator.types import (
     Attempt,
     BadTask,
@@ -64,6 +65,9 @@ class Row:
     `tools`: what the line's last prompt offers, in the form of OpenAI's chat completions.
     `reason`: of the outcome, or why a line has no ids; may be empty.
     `dropped`: why the rollout's group is no training data. None: it is, or the row was read from a record.
+    `parent`, `turn`: the rollout from which this one branched, and the first turn that it sampled itself; what it
+    inherited is masked here and stands in the parent's row. None: it did not branch. `advantages`: of a group with
+    branches, for each of `completion_ids`, beside its siblings (docs/branching.md), 0 where masked.
     `finish_reason`: of the line's last completion; `length`: it was cut. None: there is no completion.
     """
 
@@ -89,11 +93,13 @@ class Row:
     tools: Tools = ()
     reason: str = ""
     dropped: str | None = None
+    parent: str | None = None
+    turn: int | None = None
+    advantages: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.completion_ids), len(self.env_mask)}
-        if self.logprobs is not None:
-            lengths.add(len(self.logprobs))
+        lengths |= {len(values) for values in (self.logprobs, self.advantages) if values is not None}
         if len(lengths) != 1:
             raise ValueError(f"completion, mask and log-probs differ in length: {sorted(lengths)}")
 
@@ -106,15 +112,32 @@ def group_rows(group: Group, form: GroupFormat) -> list[Row]:
     members = {member.attempt.plan.index: member for member in group.members_G}
     results: dict[int, Member | Attempt] = {a.plan.index: a for a in last_attempts(group.attempts)}
     results |= members
-    return [row for index in sorted(results) for row in result_rows(results[index], form, group.dropped)]
+    trees = in_trees(group.members_G)
+    return [
+        row
+        for index, result in sorted(results.items())
+        for row in result_rows(result, form, group.dropped, trees.get(_id(result)))
+    ]
 
 
-def result_rows(result: Member | Attempt, form: GroupFormat, dropped: str | None = None) -> list[Row]:
-    """Rows of one rollout, the main row first. `dropped`: why its group is no training data."""
+def _id(result: Member | Attempt) -> str:
+    return (result.attempt if isinstance(result, Member) else result).plan.rollout_id
+
+
+def result_rows(
+    result: Member | Attempt, form: GroupFormat, dropped: str | None = None, place: InTree | None = None
+) -> list[Row]:
+    """Rows of one rollout, the main row first. `dropped`: why its group is no training data. `place`: in its
+    group's trees."""
     attempt = result.attempt if isinstance(result, Member) else result
     line = result.trajectory if isinstance(result, Member) else None
     return recorded_rows(
-        recorded_attempt(result), form, line=line, question=attempt.plan.task.question, dropped=dropped
+        recorded_attempt(result),
+        form,
+        line=line,
+        question=attempt.plan.task.question,
+        dropped=dropped,
+        place=place,
     )
 
 
@@ -125,8 +148,10 @@ def recorded_rows(
     line: Trajectory | None = None,
     question: str = "",
     dropped: str | None = None,
+    place: InTree | None = None,
 ) -> list[Row]:
-    """Rows of one attempt on record, the main row first. `line`: the main line, if it was made already.
+    """Rows of one attempt on record, the main row first. `line`: the main line, if it was made already. `place`:
+    in its group's trees.
 
     `question`: of the task. It finds the main line of an attempt without a score; the record of a scored one names
     it. Without a tokenizer in `form`, lines of an endpoint that takes no ids have none.
@@ -137,6 +162,8 @@ def recorded_rows(
     if not turns or broken:
         return [_bare(attempt, dropped)]
     main = main_segment(turns, question, attempt.agent.main_line) if attempt.segment is None else attempt.segment
+    if place is not None and form.trunk_masked:
+        line, attempt = None, replace(attempt, record=own_from(attempt.record, place.last_fork))
     lines = {main: line or _line(attempt, form.tokenizer, main)}
     if attempt.score is not None:
         lines |= side_lines(attempt.record, form.tokenizer, attempt.agent.closing_tag, main)
@@ -148,7 +175,11 @@ def recorded_rows(
     for segment, made in lines.items():
         row = replace(_bare(attempt, dropped, segment), main=segment == main, weight=weights.get(segment, 0.0))
         row = row if segment in weights else replace(row, score=None)
-        rows.append(_filled(row, attempt.record, last[segment], made, learns=learns and segment in weights))
+        row = _filled(row, attempt.record, last[segment], made, learns=learns and segment in weights)
+        if place is not None and isinstance(made, Trajectory):
+            values = place.advantages(attempt.record, made, form.tokenizer, attempt.agent.closing_tag)
+            row = replace(row, advantages=tuple(values[len(row.prompt_ids) :]))
+        rows.append(row)
     return rows
 
 
@@ -177,6 +208,8 @@ def _bare(attempt: RecordedAttempt, dropped: str | None, segment: int = 0) -> Ro
         segment=segment,
         reason=outcome.detail if isinstance(outcome, Ended) else outcome.reason,
         dropped=dropped,
+        parent=attempt.record.fork.parent if attempt.record.fork else None,
+        turn=attempt.record.fork.turn if attempt.record.fork else None,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.rules.observer import Listener
+from orchestrator.rules.retries import cause
 from orchestrator.rules.text import LINE_CHARS, one_line, printable
 from orchestrator.run.groups import sampled_in, untrained_tokens
 from orchestrator.run.lenient import lines_from
@@ -39,7 +40,7 @@ class Tally(Listener):
     mixed: int = 0
     attempts: int = 0
     tokens: int = 0
-    cost: float = 0.0  # of all completions, where prices are known
+    cost: float = 0.0  # of completions and requests, where prices are known
     trained: int = 0  # rollouts of written groups
     trained_tokens: int = 0  # sampled in their lines that the groups file has
     untrained_tokens: int = 0  # and in the others
@@ -51,8 +52,15 @@ class Tally(Listener):
     unscorable_first: str = ""
     refused: int = 0  # rollouts of programs with requests that were refused after a completion
     refused_first: str = ""
+    requests: int = 0  # of sandboxes to the outside
+    requests_refused: int = 0
+    requests_cached: int = 0  # that the cache answered
+    continued: int = 0  # how often a sandbox was lost and its rollout went on
+    kept_tokens: int = 0  # that were not sampled again for it
+    not_continued: Counter[str] = field(default_factory=Counter)  # by the cause
     draws: Counter[str] = field(default_factory=Counter)  # further draws, by the outcome that was drawn again
     drawn: Counter[int] = field(default_factory=Counter)  # and by group
+    first_turns: Counter[int] = field(default_factory=Counter)  # scored rollouts, by the first turn of their own
     ungraded: set[tuple[int, int]] = field(default_factory=set)  # rollouts without their score: group and index
     _failed: dict[tuple[int, int], str] = field(default_factory=dict)  # the last failure of a place in a group
 
@@ -92,6 +100,7 @@ class Tally(Listener):
             return None
         self.scores.append(line.score.value)
         self.correct += line.score.solved
+        self.first_turns[line.begun] += 1
         if line.score.failure:
             self.unscorable += 1
             self.unscorable_first = self.unscorable_first or one_line(line.score.failure)
@@ -100,11 +109,21 @@ class Tally(Listener):
     def _count_use(self, line: Counted) -> None:
         """Counts what an attempt took. It took that whether or not it was graded."""
         self.tokens += line.sampled_tokens
+        self.requests += line.requests
+        self.requests_refused += line.requests_refused
+        self.requests_cached += line.requests_cached
+        for one in line.continued:
+            self.continued += one.turn > 0
+            self.kept_tokens += one.tokens
+            if one.refused:
+                self.not_continued[cause(one.refused)] += 1
         if line.refusals:
             self.refused += 1
             self.refused_first = self.refused_first or one_line(line.refusals[0])
         if self.prices is not None:
-            self.cost += self.prices.cost(line.rollout_id, line.prompt_tokens, line.sampled_tokens)
+            self.cost += self.prices.cost(
+                line.rollout_id, line.prompt_tokens, line.sampled_tokens, line.requests_paid
+            )
         self.rollout_s += line.duration_s
         if line.cpu_s is not None:
             self.cpu_s += line.cpu_s

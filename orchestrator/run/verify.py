@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -23,8 +23,11 @@ from orchestrator.completion.trajectory import (
     untrained_share,
 )
 from orchestrator.errors import RecordError
+from orchestrator.rules.forks import BranchRule
+from orchestrator.run import verify_trees as trees
 from orchestrator.run.groups import MASKED, MASKED_LOGPROB
 from orchestrator.run.line import RecordedAttempt, read_attempt
+from orchestrator.run.trees import own_from
 from orchestrator.types import EndedName, Message
 
 CHECKS: dict[str, str] = {
@@ -40,6 +43,9 @@ CHECKS: dict[str, str] = {
     "sampled ids": "trained ids are those sampled, or of the text sampled, in place (against rollouts.jsonl)",
     "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",
     "lines": "weights and untrained shares are what was sampled in each line; the main one is the record's",
+    "egress": "answers of the outside are on record, and their bodies are in egress/ by their hashes",
+    "branch": "a branch's parent is there, its inherited turns are the parent's, and trained there alone",
+    "advantages": "of groups with branches: those of the scores in the group, token by token",
     "one line": "prompts and samples make the tokens, nothing between (against rollouts.jsonl)",
 }
 _SCORED = tuple(str(name) for name in EndedName)  # no set: values looked up may be unhashable
@@ -64,6 +70,7 @@ class Wanted:
     least: int | None = None
     untrained: frozenset[str] = frozenset()
     mixed_versions: bool = True
+    trunk_masked: bool = False
 
     @classmethod
     def of(cls, env: Line) -> Wanted:
@@ -75,6 +82,7 @@ class Wanted:
             least=int(least) if kind == "partial" else None,
             untrained=frozenset(env["untrained_outcomes"]),
             mixed_versions=bool(env["train_mixed_versions"]),
+            trunk_masked=env.get("branch") is not None and BranchRule.parse(str(env["branch"])).trunk_masked,
         )
 
     def masks_all(self, facts: Line) -> bool:
@@ -87,7 +95,8 @@ class Wanted:
 class Findings:
     """How often each check was applied, how often it failed, and where it failed first.
 
-    `tokenizer` returns the run's, or None; called if ids were made from text. `unread`: rollouts whose ids were
+    `tokenizer` returns the run's, or None; called if ids were made from text. `body`: whether the run directory
+    has the body of this hash, whole. `unread`: rollouts whose ids were
     not compared with their text, as there is no tokenizer.
     """
 
@@ -100,6 +109,7 @@ class Findings:
     sources: Counter[str] = field(default_factory=Counter)
     seen: set[tuple[str, str]] = field(default_factory=set)
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    body: Callable[[str], bool] = lambda digest: False
     unread: int = 0
 
     def check(self, name: str, good: bool, where: str) -> bool:
@@ -134,7 +144,8 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         fits = isinstance(values, list) and len(values) == size
         if not findings.check("shape", fits or (values is None and name in _OPTIONAL), f"{where}: {name}"):
             return
-    wanted = findings.wanted.size
+    wanted, shared = findings.wanted.size, trees.last_forks_in(group)
+    members: dict[str, RecordedAttempt] = {}
     for index in range(size):
         member = {name: group[name][index] for name in _PER_ROLLOUT if group.get(name) is not None}
         facts = member["overrides"]
@@ -153,8 +164,14 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
             findings.check("record", False, f"{place}: its line is not a rollout ({error})")
             continue
         wanted = recorded.group_size or wanted
-        _check_record(tokens[index], member, facts, recorded, place, findings)
+        members[recorded.rollout_id] = recorded
+        last_fork = shared.get(recorded.rollout_id, 1) if findings.wanted.trunk_masked else 1
+        _check_record(tokens[index], member, facts, recorded, place, last_fork, findings)
+        _check_crossings(recorded, place, findings)
+        trees.check_branch(facts, recorded, rollouts, place, findings.check)
     _check_size(group, size, wanted, where, findings)
+    if rollouts is not None:
+        trees.check_advantages(group, members, where, findings.check, findings.tokenizer)
 
 
 def _check_size(group: Line, size: int, wanted: int | None, where: str, findings: Findings) -> None:
@@ -222,9 +239,16 @@ def _messages_fit(messages: Any, *, side: bool) -> bool:
 
 
 def _check_record(
-    tokens: Sequence[int], member: Line, facts: Line, recorded: RecordedAttempt, where: str, findings: Findings
+    tokens: Sequence[int],
+    member: Line,
+    facts: Line,
+    recorded: RecordedAttempt,
+    where: str,
+    last_fork: int,
+    findings: Findings,
 ) -> None:
-    """Checks one member against what the proxy served: every completion of the member's segment."""
+    """Checks one member against what the proxy served: every completion of the member's segment. Turns before
+    `last_fork` are not trained."""
     written = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
     score = recorded.score.value if recorded.score is not None else None
     expected = (recorded.task_id, str(recorded.outcome.name), recorded.record.answer, score)
@@ -234,6 +258,8 @@ def _check_record(
     if not findings.check("record", bool(turns), f"{where}: no such segment"):
         return
     _check_lines(facts, recorded, where, findings)
+    recorded = replace(recorded, record=own_from(recorded.record, last_fork))
+    turns = [(turn, talk) for turn, talk in in_lines(recorded.record.turns) if turn.segment == segment]
     source = facts.get("token_source")  # decides what is compared
     own = recorded.token_source if segment == recorded.segment else None
     findings.check("record", source in _SOURCES and own in (None, source), f"{where}: another source of ids")
@@ -250,16 +276,25 @@ def _check_record(
         _check_text(tokens, member["masks"], turns, recorded, where, findings)
     if not sampled:
         return
-    pairs = [(turn.prompt_ids or (), turn.completion.tokens_T or ()) for turn, _ in turns]
-    findings.check("one line", [i for p, s in pairs for i in (*p, *s)] == list(tokens), where)
+    pairs = [(turn.prompt_ids or (), turn.completion.tokens_T or (), turn.inherited) for turn, _ in turns]
+    findings.check("one line", [i for p, s, _ in pairs for i in (*p, *s)] == list(tokens), where)
     if masked:
         return
-    trained = [m for p, s in pairs for m in (*[MASKED] * len(p), *s)]
+    trained = [m for p, s, theirs in pairs for m in (*[MASKED] * len(p), *([MASKED] * len(s) if theirs else s))]
     exact = findings.check("sampled ids", member["masks"] == trained, where)
     if exact and "inference_logprobs" in member:
-        sampled_with = [p for turn, _ in turns for p in turn.completion.logprobs_T or ()]
+        sampled_with = [p for turn, _ in turns if not turn.inherited for p in turn.completion.logprobs_T or ()]
         ours = [p for p, m in zip(member["inference_logprobs"], trained, strict=True) if m != MASKED]
         findings.check("sampled log-probs", ours == sampled_with, where)
+
+
+def _check_crossings(recorded: RecordedAttempt, where: str, findings: Findings) -> None:
+    """Checks what was asked of the outside: each has an answer or a reason, and kept bodies are there."""
+    for one in recorded.record.crossings:
+        place = f"{where}, request {one.sequence}"
+        findings.check("egress", one.status is not None or bool(one.refusal), f"{place}: no answer and no reason")
+        for digest in (one.sent_sha256, one.received_sha256) if one.kept else ():
+            findings.check("egress", digest is not None and findings.body(digest), f"{place}: its body")
 
 
 def _check_lines(facts: Line, recorded: RecordedAttempt, where: str, findings: Findings) -> None:
@@ -310,16 +345,17 @@ def _check_text(
 
 
 def _texts_sampled(turns: Sequence[TurnTalk]) -> list[str]:
-    """The part of each completion of a line that the last conversation holds at its place: an agent may strip it,
-    append something to it, or put other words in its place."""
+    """The part of each completion of a line, inherited ones left out, that the last conversation holds at its
+    place: an agent may strip it, append something to it, or put other words in its place."""
     *earlier, (last, talk) = turns
     texts = []
     for turn, talk_before in earlier:
         message, text = talk[len(talk_before)], turn.completion.visible
-        if message.role == "assistant":
+        if message.role == "assistant" and not turn.inherited:
             forms = [form for form in (text, text.lstrip(), text.strip()) if message.content.startswith(form)]
             texts += [turn.completion.reasoning + max(forms, key=len)] if forms else []
-    return [text for text in (*texts, last.completion.reasoning + last.completion.visible) if text]
+    own = [] if last.inherited else [last.completion.reasoning + last.completion.visible]
+    return [text for text in (*texts, *own) if text]
 
 
 def _as_messages(value: Any) -> list[Message] | None:

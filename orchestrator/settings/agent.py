@@ -10,8 +10,10 @@ from typing import Any, cast
 from orchestrator.rules.text import is_name, path_of
 from orchestrator.settings.json_kinds import Json, Texts, json_value
 from orchestrator.settings.kinds import OBJECT, File, Flag, Integer, Text, forms
-from orchestrator.settings.row import RUNS, Resume, row
+from orchestrator.settings.mcp import McpServers
+from orchestrator.settings.row import PLAYS, RUNS, Resume, row
 from orchestrator.settings.section import Settings
+from orchestrator.tools.mcp.base import McpServer
 from orchestrator.types import AgentKind, AgentSpec, ManagedAgent, SandboxSpec
 
 _AGENT = re.compile(r"code|tool_calling|shell|program:\S.*")
@@ -104,7 +106,7 @@ def _is_agent(text: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
+class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS, from_run=("branch",)):
     """What solves the tasks, and what it is equipped with."""
 
     agent: str = row(
@@ -113,8 +115,8 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
         "what solves the task: smolagents' CodeAgent or ToolCallingAgent, a shell's commands, or a program that "
         "calls OpenAI's or Anthropic's API",
         resume=Resume.CODE,
-        commands=(*RUNS, "replay"),
-        from_run=("demo", "replay"),
+        commands=(*RUNS, *PLAYS),
+        from_run=("demo", *PLAYS),
     )
     program_preload: tuple[str, ...] = row(
         (),
@@ -147,8 +149,8 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
         "a YAML file of smolagents' prompt templates, all or some",
         resume=Resume.CONFIRM,
         unset="smolagents' own",
-        commands=(*RUNS, "replay"),
-        from_run=("replay",),
+        commands=(*RUNS, *PLAYS),
+        from_run=PLAYS,
         only_for=SMOLAGENTS,
     )
     authorized_imports: tuple[str, ...] = row(
@@ -177,8 +179,8 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
         _OBJECTS,
         "functions of yours that run in the sandbox; their modules are sent there",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "replay"),
-        from_run=("replay",),
+        commands=(*RUNS, *PLAYS),
+        from_run=PLAYS,
         only_for=SMOLAGENTS,
     )
     host_tools: tuple[str, ...] = row(
@@ -186,9 +188,18 @@ class AgentSettings(Settings, group="Agent", resume=Resume.DATA, commands=RUNS):
         _OBJECTS,
         "functions or tools of yours that run here, under the limits of the web tools",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "replay"),
-        from_run=("replay",),
-        only_for=SMOLAGENTS,
+        commands=(*RUNS, *PLAYS),
+        from_run=PLAYS,
+        only_for=(*SMOLAGENTS, "program"),
+    )
+
+    mcp_servers: tuple[McpServer, ...] = row(
+        (),
+        McpServers(),
+        "MCP servers of yours, run or reached here: their tools are host tools, under the limits of the web tools",
+        resume=Resume.CONFIRM,
+        commands=(*RUNS, "doctor", "branch"),
+        only_for=(*SMOLAGENTS, "program"),
     )
 
     @property

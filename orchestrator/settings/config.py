@@ -11,6 +11,9 @@ from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.table import EnvSettings
 from orchestrator.types import STORAGE_INODES, AgentSpec, Limits, Sampling, SandboxSpec, Task
 
+STREAM_ROOM_BYTES = 2 << 30
+"""What a rollout's streams may carry besides egress: services, TLS, refusals."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -27,7 +30,7 @@ class Config:
 
     def public(self) -> dict[str, Any]:
         """All settings as plain JSON values, without keys and without credentials in URLs."""
-        secrets = [secret for server in self.openai for secret in server.secrets()]
+        secrets = [secret for server in self.openai for secret in server.hidden()]
         hidden = (*secrets, self.tavily_api_key, self.judge_api_key)
         return {"env": self.env.public(*hidden), "openai": [server.public(*hidden) for server in self.openai]}
 
@@ -62,7 +65,11 @@ class Config:
     def limits(self, agent: AgentSpec | None = None) -> Limits:
         """What one rollout of this agent may use, unless its task says otherwise. None: the run's agent."""
         steps = (agent or self.agent_spec()).max_steps
-        return self.env.fill(Limits, completions=self.env.max_completions or 4 * steps + 16)
+        return self.env.fill(
+            Limits,
+            completions=self.env.max_completions or 4 * steps + 16,
+            stream_bytes=self.env.max_egress_bytes + STREAM_ROOM_BYTES,
+        )
 
     def sampling(self, limits: Limits | None = None) -> Sampling:
         """How completions of a rollout with these limits are sampled. None: the run's limits.

@@ -21,7 +21,7 @@ def _is_endpoint(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OpenAISettings(
-    Settings, section="openai", group=ENDPOINT, resume=Resume.FREE_DATA, commands=(*RUNS, "doctor")
+    Settings, section="openai", group=ENDPOINT, resume=Resume.FREE_DATA, commands=(*RUNS, "doctor", "branch")
 ):
     """One inference endpoint: `openai.*`. All but `headers`, `startup_timeout`, `weight` and the prices are
     Atropos' names (APIServerConfig)."""
@@ -101,6 +101,6 @@ class OpenAISettings(
         headers: dict[str, str] = json.loads(self.headers.reveal() or "{}")
         return headers
 
-    def secrets(self) -> tuple[Secret, ...]:
+    def hidden(self) -> tuple[Secret, ...]:
         words = [word for value in self.sent_headers().values() for word in (value, *value.split())]
-        return (*super().secrets(), *(Secret(word) for word in words if len(word) >= 6))  # others are in any text
+        return (*super().hidden(), *(Secret(word) for word in words if len(word) >= 6))  # others are in any text

@@ -36,6 +36,8 @@ _FLAGS = {
     ("--config",): ("yaml", "config_file", "c", "f"),
 }
 _SENTENCES = {
+    "branch": "; only training draws trees: an evaluation measures whole rollouts",
+    "start_at": "; only training begins near the end: an evaluation measures whole rollouts",
     "batch_size": "; the trainer chooses the batch size, --env.group_size the rollouts of a task",
     "dry_run": "; to check a setup without a run, give `orchestrator doctor` the same flags",
     "version": "; `orchestrator --version` prints the version",

@@ -10,7 +10,7 @@ from orchestrator.rules.redact import Secret
 from orchestrator.settings.kinds import Key, Kind, Number, Text
 
 _OPTIONS_CHARS = 8_192
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _EVERY_REQUESTS = frozenset(
     (
         "host",
@@ -193,7 +193,7 @@ def _is_header(name: object, value: object) -> bool:
     if not isinstance(name, str) or not isinstance(value, str):
         return False
     return (
-        _HEADER.fullmatch(name) is not None
+        HEADER.fullmatch(name) is not None
         and name.lower() not in _EVERY_REQUESTS
         and value.isascii()
         and value.isprintable()

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 from orchestrator.rules.redact import Secret
@@ -29,7 +29,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
 class Kind(Protocol):
-    """One way of reading a value."""
+    """One way of reading a value. `hidden`: a refused one is not shown, as it may hold a key."""
+
+    hidden: ClassVar[bool] = False
 
     @property
     def metavar(self) -> str:

@@ -9,7 +9,9 @@ from orchestrator.types import MAX_PARALLEL_COMPLETIONS, AgentSpec, Limits
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LimitSettings(Settings, group="Limits of one rollout", resume=Resume.DATA, commands=RUNS):
+class LimitSettings(
+    Settings, group="Limits of one rollout", resume=Resume.DATA, commands=(*RUNS, "branch"), from_run=("branch",)
+):
     """What one rollout may use."""
 
     rollout_timeout: float = row(
@@ -17,7 +19,7 @@ class LimitSettings(Settings, group="Limits of one rollout", resume=Resume.DATA,
         seconds(above=0),
         "its own clock: time in the sandbox, not waiting for completions or host tools",
         also=("process_timeout",),
-        commands=(*RUNS, "check-tasks"),
+        commands=(*RUNS, "branch", "check-tasks"),
         to=(Limits, "rollout_timeout_s"),
     )
     rollout_deadline: float = row(

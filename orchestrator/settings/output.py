@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.settings.kinds import Choice, File, Flag, Integer, Text
-from orchestrator.settings.row import RUNS, Resume, row
+from orchestrator.settings.row import PLAYS, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import AgentSpec
 
@@ -30,7 +30,7 @@ class OutputSettings(Settings, group="Output", resume=Resume.FREE, commands=RUNS
         File(),
         "the run directory: settings, and a record of all that happened",
         unset="runs/TIME",
-        commands=(*RUNS, "demo", "doctor", "replay", "rescore"),
+        commands=(*RUNS, "demo", "doctor", *PLAYS, "rescore"),
         first_run=RUNS,
     )
     resume: Path | None = row(
@@ -44,7 +44,7 @@ class OutputSettings(Settings, group="Output", resume=Resume.FREE, commands=RUNS
         False,
         Flag(),
         "wait until each line is safe from a power loss before it counts",
-        commands=(*RUNS, "replay"),
+        commands=(*RUNS, *PLAYS),
     )
     include_messages: bool = row(
         True,
@@ -52,7 +52,7 @@ class OutputSettings(Settings, group="Output", resume=Resume.FREE, commands=RUNS
         "messages in the groups file",
         resume=Resume.DATA,
         commands=(*RUNS, "rescore"),
-        from_run=("export", "rescore"),
+        from_run=("branch", "export", "rescore"),
     )
     save_full_traces: bool = row(True, Flag(), "the agent's steps in rollouts.jsonl")
     agent_verbosity: int = row(

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from orchestrator.errors import ConfigError
+from orchestrator.rules.forks import BranchRule
 from orchestrator.settings.json_kinds import Words
-from orchestrator.settings.kinds import Choice, File, Flag, Integer, Number, forms, seconds
-from orchestrator.settings.row import AUTO, RUNS, Resume, row
+from orchestrator.settings.kinds import Choice, File, Flag, Integer, Number, Text, forms, seconds
+from orchestrator.settings.row import AUTO, PLAYS, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import AgentSpec, EndedName, MainLine
 
@@ -31,16 +32,16 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         12,
         Integer(1, 10_000),
         "agent steps",
-        commands=RUNS,
+        commands=(*RUNS, "branch"),
         to=(AgentSpec, "max_steps"),
-        from_run=("demo",),
+        from_run=("demo", "branch"),
         first_run=RUNS,
     )
     max_cost: float | None = row(
         None,
         Number(above=0),
-        "the run ends in order before its completions cost more; needs --openai.prompt_price and "
-        "--openai.completion_price, or --env.price_table",
+        "the run ends in order before its completions cost more; requests count when their rollout is over; needs "
+        "--openai.prompt_price and --openai.completion_price, --env.price_table, or --env.request_price",
         resume=Resume.FREE,
         commands=RUNS,
     )
@@ -51,12 +52,19 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         resume=Resume.FREE,
         commands=RUNS,
     )
+    request_price: float | None = row(
+        None,
+        Number(at_least=0),
+        "money per request of a sandbox that the network answered (env.egress), to tell the cost",
+        resume=Resume.FREE,
+        commands=RUNS,
+    )
     max_retries: int = row(
         2,
         Integer(0, 100),
         "new attempts after a failure of the infrastructure",
         resume=Resume.FREE,
-        commands=(*RUNS, "replay"),
+        commands=(*RUNS, *PLAYS),
     )
     group_policy: str = row(
         "backfill",
@@ -80,12 +88,26 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         unset=AUTO,
         commands=RUNS,
     )
+    branch: str | None = row(
+        None,
+        Text(
+            "turns:K,K width:W (K from 2 on), entropy:TOP width:W or python:MODULE:FUNCTION, and trunk:trained or "
+            "trunk:masked",
+            "RULE",
+            BranchRule.parse,
+        ),
+        "trees as groups (docs/branching.md)",
+        resume=Resume.CODE,
+        commands=("process", "serve", "rescore"),
+        first_run=("process",),
+        from_run=("rescore",),
+    )
     untrained_outcomes: tuple[str, ...] = row(
         (),
         Words(tuple(EndedName)),
         "outcomes masked in training instead of scored 0",
         commands=("process", "serve", "rescore", "export"),
-        from_run=("export", "rescore"),
+        from_run=("branch", "export", "rescore"),
     )
     trained_segments: Literal["main_line", "all_segments"] | None = row(
         None,
@@ -93,13 +115,14 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         "which of a rollout's lines of ids are trained; auto: as the trainer can take; docs/training.md",
         unset=AUTO,
         commands=("process", "serve", "rescore", "export"),
-        from_run=("export", "rescore"),
+        from_run=("branch", "export", "rescore"),
     )
     main_line: MainLine | None = row(
         None,
         Choice(get_args(MainLine)),
         "of a program: which line is trained where a rollout has one; auto: longest; docs/training.md",
         unset=AUTO,
+        from_run=("branch",),
         only_for=("program",),
     )
     train_mixed_versions: bool = row(
@@ -107,7 +130,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         Flag(),
         "train on rollouts that several policy versions sampled; no: they are masked",
         commands=("process", "serve", "rescore", "export"),
-        from_run=("export", "rescore"),
+        from_run=("branch", "export", "rescore"),
     )
     max_staleness: int | None = row(
         None,
@@ -120,7 +143,7 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         seconds(at_least=0),
         "how long running rollouts may go on after a signal",
         resume=Resume.FREE,
-        commands=(*RUNS, "replay"),
+        commands=(*RUNS, *PLAYS),
     )
 
     @property
@@ -128,8 +151,15 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         """`env.trained_segments` as groups and rows take it. None: it was left open."""
         return None if self.trained_segments is None else self.trained_segments == "all_segments"
 
+    @property
+    def branch_rule(self) -> BranchRule | None:
+        """`env.branch`, read."""
+        return None if self.branch is None else BranchRule.parse(self.branch)
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if (rule := self.branch_rule) is not None:
+            rule.demand_size(self.group_size)
         least = self.group_policy.removeprefix("partial:")
         if least.isdecimal() and int(least) > self.group_size:
             raise ConfigError(

@@ -21,10 +21,11 @@ EVALUATION = "Evaluation"
 ATROPOS = "Atropos"  # Atropos' names: every command takes them; most have an effect in `serve` only
 
 CommandName = Literal[
-    "demo", "process", "evaluate", "serve", "image build", "image check", "doctor", "replay", "rescore", "export",
-    "cleanup", "check-tasks",
+    "demo", "process", "evaluate", "serve", "image build", "image check", "doctor", "replay", "branch", "rescore",
+    "export", "cleanup", "check-tasks",
 ]  # fmt: skip
 RUNS: tuple[CommandName, ...] = ("process", "evaluate", "serve")
+PLAYS: tuple[CommandName, ...] = ("replay", "branch")  # what a record says through live sandboxes
 
 
 class Resume(Enum):
@@ -78,8 +79,9 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """`--env.group_size`; for a command's own option `--base-image`."""
-        return f"--{self.key}" if self.section else "--" + self.name.rstrip("_").replace("_", "-")
+        """`--env.group_size`; for a command's own option `--base-image`, or `-n` of one letter."""
+        dashes = "--" if len(self.name) > 1 else "-"
+        return f"--{self.key}" if self.section else dashes + self.name.rstrip("_").replace("_", "-")
 
     @property
     def other_flags(self) -> tuple[str, ...]:
@@ -110,7 +112,7 @@ class Setting:
 
     def refusal(self, raw: object, label: str = "") -> str:
         """The error line for `raw`, given as `label`."""
-        value = "this one is not" if self.secret else f"not {shown(raw)}"
+        value = "this one is not" if self.secret or self.kind.hidden else f"not {shown(raw)}"
         return f"{label or self.key}: must be {self.valid}; {value}"
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from orchestrator.errors import ConfigError
 from orchestrator.settings.json_kinds import Options
 from orchestrator.settings.kinds import MAX_TOKENS, Choice, Flag, Integer, Number, Only, Text
-from orchestrator.settings.row import ATROPOS, AUTO, RUNS, Resume, row
+from orchestrator.settings.row import ATROPOS, AUTO, PLAYS, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import CallFormat, Limits, Sampling
 
@@ -41,7 +41,9 @@ class ReasoningSettings(Settings, group=ATROPOS, resume=Resume.FREE_DATA, comman
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA, commands=RUNS):
+class SamplingSettings(
+    Settings, group="Sampling and tokens", resume=Resume.DATA, commands=(*RUNS, "branch"), from_run=("branch",)
+):
     """How completions are sampled, and where their token ids come from."""
 
     temperature: float = row(
@@ -69,30 +71,30 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
         Integer(0, 2**63 - 1),
         "each rollout's own seed is a hash of it, the task and the rollout's place",
         unset="none: drawn at the start and kept in run.json",
-        from_run=("demo", "replay", "rescore"),
+        from_run=("demo", *PLAYS, "rescore"),
     )
     tokenizer_name: str | None = row(
         None,
         Text("a folder, a hub id or none (`process`, `evaluate` without token ids)", "NAME"),
         "the tokenizer; auto: openai.model_name where that loads, else a default",
         unset=AUTO,
-        commands=(*RUNS, "doctor", "replay", "rescore", "export"),
-        from_run=("replay", "export", "rescore"),
+        commands=(*RUNS, "doctor", *PLAYS, "rescore", "export"),
+        from_run=(*PLAYS, "export", "rescore"),
         first_run=RUNS,
     )
     token_source: Literal["auto", "exact", "retokenize"] = row(
         "auto",
         Choice(("auto", "exact", "retokenize")),
         "where token ids come from; auto: exact ones where the endpoint can; exact: refuse otherwise",
-        commands=(*RUNS, "doctor"),
-        from_run=("replay",),
+        commands=(*RUNS, "doctor", "branch"),
+        from_run=PLAYS,
     )
     chat_template_kwargs: Mapping[str, Any] | None = row(
         None,
         Options(),
         'arguments of the chat template besides the conversation, like {"enable_thinking": false}; sent to '
         "endpoints that render it themselves",
-        from_run=("replay", "export", "rescore"),
+        from_run=(*PLAYS, "export", "rescore"),
     )
     tool_call_format: Literal["auto", "json", "fenced", CallFormat] = row(
         "auto",

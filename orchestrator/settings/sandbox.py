@@ -10,7 +10,7 @@ from orchestrator.launch.hardening import MEASURE_NAMES
 from orchestrator.launch.names import DEFAULT_IMAGE, HOST, is_path
 from orchestrator.settings.json_kinds import Listed, Pairs, Words
 from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Integer, Number, Size, Text, seconds
-from orchestrator.settings.row import AUTO, RUNS, Resume, row
+from orchestrator.settings.row import AUTO, PLAYS, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import MIN_MEMORY_BYTES, SandboxSpec
 
@@ -21,7 +21,7 @@ _PROGRAM = re.compile(r"[A-Za-z0-9~./][\w.+/ -]*")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*RUNS, "doctor", "replay")):
+class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*RUNS, "doctor", *PLAYS)):
     """What makes sandboxes, how many there are, and what each has."""
 
     max_concurrent_sandboxes: int = row(
@@ -29,7 +29,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Integer(1, 10_000),
         "rollouts at a time; each has a sandbox of its own",
         also=("max_concurrent_processes",),
-        commands=(*RUNS, "demo", "doctor", "replay", "check-tasks"),
+        commands=(*RUNS, "demo", "doctor", *PLAYS, "check-tasks"),
         first_run=RUNS,
     )
     warm_sandboxes: int | None = row(
@@ -51,7 +51,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "what makes sandboxes; auto: Docker, or oci where Docker cannot; oci: runc or the like itself, without "
         "Docker; process: no isolation, model-written code runs as you",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "demo", "image check", "doctor", "replay", "cleanup", "check-tasks"),
+        commands=(*RUNS, "demo", "image check", "doctor", *PLAYS, "cleanup", "check-tasks"),
         first_run=RUNS,
     )
     cluster: Literal["none", "ray"] = row(
@@ -69,7 +69,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Text("the name of an image, or a path that begins with /, ./ or ~/", "IMAGE", _IMAGE.fullmatch),
         "made by `orchestrator image build`; with oci also what `docker save` wrote, or an OCI layout",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "demo", "image build", "doctor", "replay", "check-tasks"),
+        commands=(*RUNS, "demo", "image build", "doctor", *PLAYS, "check-tasks"),
         to=(SandboxSpec, "image"),
     )
     sandbox_memory: int = row(
@@ -77,8 +77,8 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Size(MIN_MEMORY_BYTES),
         "memory, swap included",
         resume=Resume.SIZE,
-        commands=(*RUNS, "doctor", "replay", "check-tasks"),
-        from_run=("replay",),
+        commands=(*RUNS, "doctor", *PLAYS, "check-tasks"),
+        from_run=PLAYS,
         to=(SandboxSpec, "memory_bytes"),
     )
     sandbox_cpus: float = row(
@@ -86,8 +86,8 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Number(at_least=0.01, at_most=1024),
         "CPU cores",
         resume=Resume.SIZE,
-        commands=(*RUNS, "doctor", "replay", "check-tasks"),
-        from_run=("replay",),
+        commands=(*RUNS, "doctor", *PLAYS, "check-tasks"),
+        from_run=PLAYS,
         to=(SandboxSpec, "cpus"),
     )
     sandbox_pids: int = row(
@@ -95,8 +95,8 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Integer(64, 4_194_304),
         "processes and threads",
         resume=Resume.SIZE,
-        commands=(*RUNS, "doctor", "replay", "check-tasks"),
-        from_run=("replay",),
+        commands=(*RUNS, "doctor", *PLAYS, "check-tasks"),
+        from_run=PLAYS,
         to=(SandboxSpec, "pids"),
     )
     sandbox_root: Literal["read-only", "writable"] = row(
@@ -105,7 +105,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "the sandbox's file system; writable: agents install and edit what they like, and are root inside, or the "
         "image's USER; needs the launcher oci",
         resume=Resume.CONFIRM,
-        from_run=("replay",),
+        from_run=PLAYS,
         to=(SandboxSpec, "root"),
     )
     sandbox_storage: int = row(
@@ -113,34 +113,34 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         Size(MEBIBYTE),
         "what fits into a writable root; it is memory, on top of sandbox_memory; docs/oci.md",
         resume=Resume.SIZE,
-        from_run=("replay",),
-        commands=(*RUNS, "doctor", "replay", "check-tasks"),
+        from_run=PLAYS,
+        commands=(*RUNS, "doctor", *PLAYS, "check-tasks"),
     )
     dockerfiles: bool = row(
         True,
         Flag(),
         "build tasks' Dockerfiles; false: tasks with one are bad tasks",
-        commands=(*RUNS, "replay", "check-tasks"),
+        commands=(*RUNS, *PLAYS, "check-tasks"),
     )
     base_images: Mapping[str, str] | None = row(
         None,
         Pairs(Text("the name of an image", "IMAGE", _IMAGE_NAME.fullmatch)),
         "images in the places of those that tasks' Dockerfiles name, like python:3.12-slim=my-base",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "replay", "check-tasks"),
+        commands=(*RUNS, *PLAYS, "check-tasks"),
     )
     build_network: Literal["default", "host", "none"] = row(
         "default",
         Choice(("default", "host", "none")),
         "the network of steps in tasks' Dockerfiles; default: the builder's, as with `docker build`",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "replay", "check-tasks"),
+        commands=(*RUNS, *PLAYS, "check-tasks"),
     )
     build_timeout: float = row(
         1800.0,
         seconds(above=0),
         "building one task's Dockerfile",
-        commands=(*RUNS, "replay", "check-tasks"),
+        commands=(*RUNS, *PLAYS, "check-tasks"),
     )
     grader_network: tuple[str, ...] = row(
         (),
@@ -156,20 +156,20 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "runc",
         Text("the name or path of a program", "PROGRAM", _PROGRAM.fullmatch),
         "with the launcher oci: the OCI runtime",
-        commands=(*RUNS, "demo", "image build", "image check", "doctor", "replay", "check-tasks"),
+        commands=(*RUNS, "demo", "image build", "image check", "doctor", *PLAYS, "check-tasks"),
     )
     allow_localhost_tcp: bool = row(
         False,
         Flag(),
         "TCP inside a sandbox, for tasks that start a server; still no network",
         resume=Resume.CONFIRM,
-        commands=(*RUNS, "doctor", "replay", "check-tasks"),
+        commands=(*RUNS, "doctor", *PLAYS, "check-tasks"),
     )
     waive_hardening: tuple[str, ...] = row(
         (),
         Words(tuple(sorted(MEASURE_NAMES))),
         "measures not demanded, for an Engine that cannot give them; all others are",
-        commands=(*RUNS, "demo", "doctor", "replay", "check-tasks"),
+        commands=(*RUNS, "demo", "doctor", *PLAYS, "check-tasks"),
     )
     output_files: int = row(
         64,

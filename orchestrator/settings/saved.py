@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.run.files import RUN_FILE, groups_file_of, read_run
 from orchestrator.run.proof import is_own
-from orchestrator.settings.row import Entry, Layer, Resume, Setting, put
+from orchestrator.settings.row import PLAYS, Entry, Layer, Resume, Setting, put
 from orchestrator.settings.table import SECTIONS
 from orchestrator.settings.tasks import DEMO_TASKS
 from orchestrator.tasks import may_bring_images
@@ -27,6 +27,7 @@ GROUPS_PATH = "env.data_path_to_save_groups"
 LAUNCHER = "env.launcher"
 DATASET = "env.dataset"
 DOCKERFILES = "env.dockerfiles"
+_OF_ENDPOINT = ("env.tokenizer_name", "env.token_source")
 _KEY_MARK = "[key]"
 _SHOWN_CHARACTERS = 300
 
@@ -128,6 +129,19 @@ class SavedSettings:
                 )
         return self._without_builds(settings, env) | env
 
+    def for_branch(self, given: Layer) -> SavedSettings:
+        """Without what goes with the run's own endpoint, where another one is `given`."""
+        if not {ADDRESS, MODEL} & given.keys():
+            return self
+        return replace(self, env={key: entry for key, entry in self.env.items() if key not in _OF_ENDPOINT})
+
+    def servers_for(self, command: str, given: Layer) -> list[Layer]:
+        """The servers where none is listed. `branch` samples from those of the user's own run, unless another
+        address is `given`; other commands take the model's name alone."""
+        if command == "branch" and self.own and ADDRESS not in given:
+            return self.servers
+        return [{MODEL: self.servers[0][MODEL]} if MODEL in self.servers[0] else {}]
+
     def _without_builds(self, settings: Layer, given: Layer) -> Layer:
         """The settings; where somebody else's run chooses the data set, Dockerfiles of its tasks are not built."""
         chosen = not self.own and DATASET in settings and DATASET not in given
@@ -138,7 +152,7 @@ class SavedSettings:
         data sets that bring images, but not code: the files may be others by now."""
         if row.resume is Resume.SIZE:
             return not self.own and _needs_consent(row, value)
-        images = not self.own and command == "replay" and _brings_images(row.key, value, env)
+        images = not self.own and command in PLAYS and _brings_images(row.key, value, env)
         return images or (value not in DEMO_TASKS.values() and _needs_consent(row, value))
 
     def demand_models(self, servers: Sequence[Layer]) -> None:

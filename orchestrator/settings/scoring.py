@@ -9,14 +9,14 @@ from orchestrator.errors import ConfigError
 from orchestrator.scorers.weights import COMBINED_WEIGHTS
 from orchestrator.settings.json_kinds import Table
 from orchestrator.settings.kinds import MAX_TOKENS, OBJECT, URL, Flag, Integer, Number, Text, forms, seconds
-from orchestrator.settings.row import RUNS, Resume, row
+from orchestrator.settings.row import PLAYS, RUNS, Resume, row
 from orchestrator.settings.section import Settings
 
 _SCORING = re.compile(rf"basic|correctness|combined|judge|grader|python:{OBJECT}")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ScoringSettings(Settings, group="Scoring", resume=Resume.DATA, commands=(*RUNS, "replay", "rescore")):
+class ScoringSettings(Settings, group="Scoring", resume=Resume.DATA, commands=(*RUNS, *PLAYS, "rescore")):
     """How answers are scored."""
 
     scoring_strategy: str = row(
@@ -27,7 +27,7 @@ class ScoringSettings(Settings, group="Scoring", resume=Resume.DATA, commands=(*
         ),
         "how answers are scored; correctness: 1 for the right answer, else 0",
         resume=Resume.CODE,
-        from_run=("demo", "replay", "rescore"),
+        from_run=("demo", *PLAYS, "rescore"),
         first_run=RUNS,
     )
     reward_key: str | None = row(
@@ -35,33 +35,33 @@ class ScoringSettings(Settings, group="Scoring", resume=Resume.DATA, commands=(*
         Text("a name", "NAME"),
         "with `grader`: which of the grader's rewards is the score; the others are parts of it",
         unset="none: `reward`, or the only one",
-        commands=(*RUNS, "replay", "rescore", "check-tasks"),
-        from_run=("replay", "rescore"),
+        commands=(*RUNS, *PLAYS, "rescore", "check-tasks"),
+        from_run=(*PLAYS, "rescore"),
     )
     combined_weights: Mapping[str, float] | None = row(
         None,
         Table(tuple(COMBINED_WEIGHTS), Number(at_least=0, at_most=1)),
         "weights of `combined`, together at most 1; a missing one is 0",
         unset=f"none: {json.dumps(dict(COMBINED_WEIGHTS))}",
-        from_run=("replay", "rescore"),
+        from_run=(*PLAYS, "rescore"),
     )
     scorer_timeout: float = row(
         120.0,
         seconds(above=0),
         "grading one rollout; one reply of the judge, retries included",
-        from_run=("replay", "rescore"),
+        from_run=(*PLAYS, "rescore"),
     )
     judge_base_url: str | None = row(
         None, URL, "the judge's endpoint; its key: JUDGE_API_KEY", resume=Resume.CONFIRM
     )
     judge_model_name: str | None = row(
-        None, Text("a name", "NAME"), "the model that judges", from_run=("rescore",)
+        None, Text("a name", "NAME"), "the model that judges", from_run=("branch", "rescore")
     )
     judge_max_tokens: int = row(
-        1024, Integer(16, MAX_TOKENS), "tokens of one reply of the judge", from_run=("rescore",)
+        1024, Integer(16, MAX_TOKENS), "tokens of one reply of the judge", from_run=("branch", "rescore")
     )
     length_penalty_weight: float = row(
-        0.1, Number(at_least=0), "weight of the length penalty", from_run=("replay", "rescore")
+        0.1, Number(at_least=0), "weight of the length penalty", from_run=(*PLAYS, "rescore")
     )
     debug_scoring: bool = row(False, Flag(), "log every part of each score", resume=Resume.FREE)
 

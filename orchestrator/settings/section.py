@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import Secret, redact
 from orchestrator.settings.row import CommandName, Resume, Setting
+from orchestrator.tools.mcp.base import McpServer
 from orchestrator.types import ManagedAgent
 
 T = TypeVar("T")
@@ -19,7 +20,7 @@ class Settings:
 
     A subclass names what its rows have in common: `section`, the first word of their keys; `group`, their heading
     in help; `resume` and `commands`, what resuming does with them and which commands take them, unless a row says
-    otherwise.
+    otherwise; `from_run`, which commands take all of them from a run, besides what rows say.
     """
 
     section: ClassVar[str] = "env"
@@ -31,6 +32,7 @@ class Settings:
         group: str = "",
         resume: Resume | None = None,
         commands: tuple[CommandName, ...] = (),
+        from_run: tuple[CommandName, ...] = (),
     ) -> None:
         cls.section = section
         for name, field in vars(cls).items():
@@ -43,6 +45,7 @@ class Settings:
                     group=row.group or group,
                     resume=row.resume or resume,
                     commands=row.commands or commands,
+                    from_run=tuple(dict.fromkeys((*row.from_run, *from_run))),
                 )
                 field.metadata = MappingProxyType({"row": complete})
 
@@ -66,14 +69,14 @@ class Settings:
         }
         return spec(**copied, **others)
 
-    def secrets(self) -> tuple[Secret, ...]:
+    def hidden(self) -> tuple[Secret, ...]:
         """The keys held here."""
         values = (getattr(self, name) for name in self.rows())
         return tuple(value for value in values if isinstance(value, Secret) and value)
 
     def public(self, *secrets: Secret) -> dict[str, Any]:
         """Plain JSON values without keys. Texts that look like keys are removed from the other values."""
-        hidden = (*self.secrets(), *secrets)
+        hidden = (*self.hidden(), *secrets)
         values = {name: getattr(self, name) for name, row in self.rows().items() if not row.secret}
         return {name: _plain(value, hidden) for name, value in values.items()}
 
@@ -88,6 +91,6 @@ def _plain(value: object, secrets: tuple[Secret, ...]) -> Any:
         return [_plain(item, secrets) for item in value]
     if isinstance(value, Mapping):
         return {name: _plain(item, secrets) for name, item in value.items()}
-    if isinstance(value, ManagedAgent):
+    if isinstance(value, ManagedAgent | McpServer):
         return _plain(value.as_setting(), secrets)
     return redact(str(value), *secrets)

@@ -19,7 +19,7 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.flags import CONFIG_FILE, dotted_flags, parse
 from orchestrator.settings.row import Layer, nearest, put
-from orchestrator.settings.saved import MODEL, SavedSettings
+from orchestrator.settings.saved import SavedSettings
 from orchestrator.settings.table import JUDGE_KEY, SECTIONS, TAVILY_KEY, EnvSettings, section_rows
 from orchestrator.tasks.base import Source
 
@@ -86,9 +86,10 @@ def resolve(
     else:
         if run is not None:
             saved = SavedSettings.read(cwd / run, "RUN_DIR")
+            if command == "branch":
+                saved = saved.for_branch(env)
             env = saved.for_command(command, env)
-            model = {MODEL: saved.servers[0][MODEL]} if MODEL in saved.servers[0] else {}
-            servers = [model] if servers == [{}] else servers
+            servers = saved.servers_for(command, env) if servers == [{}] else servers
         servers = _with_flags(servers, layers)
     return Config(
         env=EnvSettings(**_values("env", env)),

@@ -12,6 +12,7 @@ from orchestrator.atropos.rows import AtroposSettings
 from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.agent import SMOLAGENTS, AgentSettings
+from orchestrator.settings.egress import EgressSettings
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.evaluation import EvaluationSettings
 from orchestrator.settings.kinds import Key
@@ -44,6 +45,7 @@ class EnvSettings(
     ScoringSettings,
     SamplingSettings,
     ToolSettings,
+    EgressSettings,
     SandboxSettings,
     LimitSettings,
     AgentSettings,
@@ -57,8 +59,14 @@ class EnvSettings(
 
     @property
     def needs_localhost_tcp(self) -> bool:
-        """A program finds its completions at a port of its sandbox's loopback device."""
-        return self.allow_localhost_tcp or self.program is not None
+        """A program finds its completions, and any agent's processes what is outside, at a port of the loopback
+        device."""
+        return self.allow_localhost_tcp or self.program is not None or bool(self.egress)
+
+    @property
+    def mcp_server_names(self) -> frozenset[str]:
+        """See TaskSettings."""
+        return frozenset(server.name for server in self.mcp_servers)
 
     @property
     def most_grading(self) -> int:
@@ -75,10 +83,12 @@ class EnvSettings(
             self,
             group_size=self.eval_samples,
             temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
+            branch=None,
             group_policy="partial:1",
             zero_variance="keep",
             max_staleness=None,
             curriculum="none",
+            start_at=None,
         )
 
     def __post_init__(self) -> None:
@@ -93,6 +103,17 @@ class EnvSettings(
                 raise ConfigError(
                     f"env.tool_call_format: {format} is for env.agent {_shown(agents)}, not {self.agent}"
                 )
+        # What decides where a task's rollouts begin, or which tasks come by how they were solved: one at a time.
+        if self.start_at is not None and self.curriculum != "none":
+            raise ConfigError(
+                "env.start_at: not with env.curriculum: what is solved from a later turn says little of the task"
+            )
+        if self.start_at is not None and self.branch is not None:
+            raise ConfigError("env.start_at: not with env.branch: a tree grows from a trunk that is begun whole")
+        if self.cluster == "ray" and (self.secrets or self.egress_replay is not None):
+            raise ConfigError(
+                "env.cluster: not with env.secrets or env.egress replay:RUN_DIR: nodes have neither of these"
+            )
         if self.max_cpu_seconds is not None and self.launcher == "process":
             raise ConfigError("env.max_cpu_seconds: the process launcher does not count CPU time; leave it open")
 

@@ -9,7 +9,7 @@ from typing import Literal
 from orchestrator.errors import ConfigError
 from orchestrator.settings.json_kinds import Table, Texts
 from orchestrator.settings.kinds import NAME, OBJECT, Choice, File, Flag, Integer, Text, forms
-from orchestrator.settings.row import RUNS, TASKS, Resume, row
+from orchestrator.settings.row import PLAYS, RUNS, TASKS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.tasks.base import COLUMNS
 
@@ -19,6 +19,7 @@ DEMO_TASKS = {  # by `demo --tasks`; they come with this package, so any run may
 }
 _DATASET = re.compile(rf"gaia|(?:harbor|jsonl|csv|hf|reasoning_gym):\S.*|python:{OBJECT}")
 _EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
+_START = re.compile(r"(.+?)(?: back:([1-9]\d{0,3}))?")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -33,30 +34,30 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         ),
         "where tasks come from",
         resume=Resume.CODE,
-        commands=(*RUNS, "replay", "rescore"),
-        from_run=("replay", "rescore"),
+        commands=(*RUNS, *PLAYS, "rescore"),
+        from_run=(*PLAYS, "rescore"),
         first_run=RUNS,
     )
     dataset_path: Path = row(
         Path("data/gaia"),
         File(),
         "the GAIA folder, metadata.jsonl or parquet layout",
-        commands=(*RUNS, "replay", "rescore"),
-        from_run=("replay", "rescore"),
+        commands=(*RUNS, *PLAYS, "rescore"),
+        from_run=(*PLAYS, "rescore"),
     )
     split: str = row(
         "validation",
         NAME,
         "which part of the dataset",
         commands=(*RUNS, "rescore", "check-tasks"),
-        from_run=("replay", "rescore"),
+        from_run=(*PLAYS, "rescore"),
     )
     eval_split: str | None = row(
         None,
         Text("the name of a split, or hash:SHARE like hash:0.1", "NAME", _EVAL_SPLIT.fullmatch),
         "the part that `evaluate` takes, and others leave out; hash: a share",
         unset="none: all of env.split is evaluated",
-        from_run=("replay", "rescore"),
+        from_run=(*PLAYS, "rescore"),
         first_run=("evaluate", "serve"),
     )
     columns: Mapping[str, str] | None = row(
@@ -64,7 +65,7 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         Table(COLUMNS, Text("the dataset's own name for it")),
         "what the dataset calls our columns, of jsonl:, csv: and hf:",
         commands=(*RUNS, "rescore", "check-tasks"),
-        from_run=("replay", "rescore"),
+        from_run=(*PLAYS, "rescore"),
     )
     only_checked_tasks: bool = row(
         False, Flag(), "only tasks that have passed `orchestrator check-tasks`; the others are counted"
@@ -99,6 +100,19 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         "docs/training.md",
         commands=("process", "serve"),
     )
+    start_at: str | None = row(
+        None,
+        Text(
+            "a run directory; behind it, like back:2, how many turns before the end tasks begin at first",
+            "DIR",
+            _START.fullmatch,
+        ),
+        "an earlier run: tasks that it solved begin at the last turn of a solved rollout, and at earlier ones as "
+        "they are solved; docs/branching.md",
+        resume=Resume.CONFIRM,
+        unset="none: every rollout begins with its task",
+        commands=("process", "serve"),
+    )
     total_steps: int = row(
         -1,
         Integer(1, special=(-1,)),
@@ -108,6 +122,18 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
         commands=(*RUNS, "demo"),
         first_run=("process",),
     )
+
+    @property
+    def mcp_server_names(self) -> frozenset[str]:
+        """Names of the MCP servers that tasks may ask for. This section alone knows none."""
+        return frozenset()
+
+    @property
+    def start_run(self) -> tuple[Path, int]:
+        """The directory that `env.start_at` names, and how many turns rollouts have of their own at first."""
+        match = _START.fullmatch(self.start_at or "")
+        assert match is not None
+        return Path(match[1]), int(match[2] or 1)
 
     def demand_rounds(self) -> None:
         """Raises ConfigError for a curriculum where every task comes once."""

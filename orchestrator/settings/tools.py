@@ -13,14 +13,16 @@ _HAS_WORD = re.compile(r"[^\W_]")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ToolSettings(Settings, group="Web tools", resume=Resume.DATA, commands=RUNS):
+class ToolSettings(
+    Settings, group="Web tools", resume=Resume.DATA, commands=(*RUNS, "branch"), from_run=("branch",)
+):
     """Web tools: the service, what it may not be asked for, and limits, which host tools have too."""
 
     tool_timeout: float = row(30.0, seconds(at_least=1), "one call of web_search or visit_page, retries included")
     max_concurrent_tool_calls: int = row(
         16,
         Integer(1, 10_000),
-        "calls of web tools at a time over all rollouts, and as many of host tools",
+        "calls of web tools at a time over all rollouts, as many of host tools, and of each MCP server",
         resume=Resume.FREE,
     )
     web_deny_hosts: tuple[str, ...] = row(
@@ -34,12 +36,14 @@ class ToolSettings(Settings, group="Web tools", resume=Resume.DATA, commands=RUN
         "denied phrases: queries, results and pages that hold one are refused",
     )
     fail_on_tool_error: bool = row(
-        False, Flag(), "end the rollout as `tool_error` when the web service fails; no: the agent gets an error"
+        False,
+        Flag(),
+        "end the rollout as `tool_error` when the web service or an MCP server fails; no: it gets an error",
     )
     tavily_base_url: str = row(
         "https://api.tavily.com",
         URL,
         "Tavily's address, or that of a gateway to it",
         resume=Resume.FREE,
-        commands=(*RUNS, "doctor"),
+        commands=(*RUNS, "doctor", "branch"),
     )

@@ -4,6 +4,7 @@
 `split` and `selection` choose tasks by the configuration.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
@@ -17,11 +18,19 @@ GRAMMAR = (
 )
 
 
-def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns | None = None) -> Source:
+def open_tasks(
+    dataset: str,
+    *,
+    dataset_path: Path,
+    split: str,
+    columns: Columns | None = None,
+    mcp_servers: Collection[str] = (),
+) -> Source:
     """The source that `dataset` names. Raises ConfigError: unknown, missing, unreadable.
 
     `dataset_path`: GAIA's folder. `split`: of GAIA, of a registry of `harbor:`, and of `hf:` if it names none.
-    `columns`: our names of columns → the data set's.
+    `columns`: our names of columns → the data set's. `mcp_servers`: names of those that the operator has: a task
+    that names another one is refused.
     """
     kind, _, rest = dataset.partition(":")
     if columns and kind in ("gaia", "harbor", "reasoning_gym", "python"):
@@ -35,7 +44,7 @@ def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns
         case "harbor":
             from orchestrator.tasks.harbor.source import harbor_tasks
 
-            return harbor_tasks(_path(rest), name=dataset, split=split)
+            return harbor_tasks(_path(rest), name=dataset, split=split, mcp_servers=mcp_servers)
         case "jsonl":
             from orchestrator.tasks.jsonl import jsonl_tasks
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.types import Grader, Task
 
+_NEW = ("services", "extra_hosts")
 _PIECE_BYTES = 1 << 20
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -21,12 +22,17 @@ def content_of(task: Task) -> str:
     for grader in task.graders:
         shared = [grader.shared_tests] if grader.shared_tests is not None else []
         folders += [grader.tests, grader.solution, *shared, _folder_of(grader.dockerfile)]
+    folders += [_folder_of(service.dockerfile) for service in task.services]
+    services = tuple(replace(one, dockerfile=_image_of(one.dockerfile)) for one in task.services)
     own = replace(task.with_graders(_bare), dockerfile=_image_of(task.dockerfile), workspace=None)
+    own = replace(own, services=services, hosts=None)
     row = asdict(replace(own, attachments=(), source="", notes=()))
     if not task.steps:  # as it was before there were any: what was checked then, counts
         row = {name: row[name] for name in row if name not in ("steps", "steps_reward")}
         del row["grader"]["shared_tests"]
-    row = row if task.context else {name: row[name] for name in row if name != "context"}
+    row = _as_before_services(row)
+    absent = {name for name in ("context", "network") if not row[name]}
+    row = {name: row[name] for name in row if name not in absent}
     files = [(one.name, one.size_bytes) for one in task.attachments]
     digest = hashlib.sha256(json.dumps([row, files], sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
     for folder in folders:
@@ -34,6 +40,20 @@ def content_of(task: Task) -> str:
         if folder is not None:
             _feed(Path(folder), digest)
     return digest.hexdigest()
+
+
+def _as_before_services(row: dict[str, Any]) -> dict[str, Any]:
+    """Without what it says of services where it has none."""
+    for grader in (row["grader"], *(step["grader"] for step in row.get("steps", ()))):
+        if not grader["of_services"]:
+            del grader["of_services"]
+        for one in grader["collect"]:
+            if not one["service"]:
+                del one["service"]
+    for one in row["services"]:
+        if not one["extra_hosts"]:
+            del one["extra_hosts"]
+    return {name: one for name, one in row.items() if name != "hosts" and (name not in _NEW or one)}
 
 
 def _bare(grader: Grader) -> Grader:

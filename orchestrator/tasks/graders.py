@@ -3,22 +3,24 @@
 Raises BadRow, which names what is wrong.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from orchestrator.tasks.base import BadRow
 from orchestrator.tasks.cells import cell_text, kind_of, plain
 from orchestrator.tasks.surroundings import absolute, cwd_of, environment_of, user_of
-from orchestrator.types import Case, Grader, GraderKind
+from orchestrator.types import Case, Collect, Grader, GraderKind, Service
 
 MAX_CASES = 200
+MAX_COLLECTED = 20
 MAX_TEXT_BYTES = 1 << 20  # of an input or an expected output
 MAX_ARGUMENTS = 1000
 MAX_TIMEOUT_S = 86_400.0
 _SCRIPT, _SOLVE = "test.sh", "solve.sh"  # of the tests, and of the solution, in Harbor's form
 _KINDS = get_args(GraderKind)
-_COMMON = {"kind", "timeout", "artifacts", "user", "cwd", "env", "solution"}
+_COMMON = {"kind", "timeout", "artifacts", "user", "cwd", "env", "solution", "collect"}
+_COLLECT = {"service", "command", "timeout", "user"}
 _KEYS = {
     "command": _COMMON | {"command", "tests"},
     "io": _COMMON | {"command", "cases"},
@@ -48,11 +50,37 @@ def grader_of(value: Mapping[Any, Any], find: Find) -> Grader | None:
         command=_command(kind, value),
         cases=_cases(kind, value),
         timeout_s=_timeout(value),
+        collect=_collect(value),
         declared=None if artifacts is None else tuple(absolute(path, "grader.artifacts") for path in artifacts),
         user=user_of(value),
         cwd=cwd_of(value),
         environment=environment_of(value),
     )
+
+
+def demand_services(grader: Grader | None, services: Sequence[Service]) -> None:
+    """Raises BadRow where the grader asks one that there is not."""
+    names = {service.name for service in services}
+    for one in () if grader is None else grader.collect:
+        if one.service not in names:
+            raise BadRow(f"grader.collect asks the service {ascii(one.service)[:40]}, which there is not")
+
+
+def _collect(value: Mapping[Any, Any]) -> tuple[Collect, ...]:
+    """Commands that ask services for their state."""
+    found = plain(value.get("collect")) or []
+    if not isinstance(found, list | tuple) or len(found) > MAX_COLLECTED:
+        raise BadRow(f"grader.collect must be a list of at most {MAX_COLLECTED} objects with {_listed(_COLLECT)}")
+    commands = []
+    for number, one in enumerate(found):
+        where = f"grader.collect[{number}]"
+        if not isinstance(one, Mapping) or not set(one) <= _COLLECT:
+            raise BadRow(f"{where} must be an object with {_listed(_COLLECT)}; timeout and user may be left out")
+        service, command = (_text(plain(one.get(name)), f"{where}.{name}") for name in ("service", "command"))
+        if not command.strip() or "\0" in command:
+            raise BadRow(f"{where}.command is missing: a text for the shell")
+        commands.append(Collect(command, _timeout({"timeout": 60.0, **one}), user_of(one), service))
+    return tuple(commands)
 
 
 def _tests(kind: str, value: Mapping[Any, Any], find: Find) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.rules.plugins import load_object, raised_at
 from orchestrator.tasks.base import BadRow, Source
+from orchestrator.tasks.network import demand_hosts
 from orchestrator.tasks.pointers import pointer_in
 from orchestrator.tasks.rows import MAX_ANSWER_BYTES, MAX_ANSWERS, make_task, one_line
 from orchestrator.tasks.surroundings import surroundings
@@ -63,6 +64,7 @@ def _task(row: object, spec: str, place: str) -> Task | BadTask:
         return BadTask(row.task_id, reason)
     try:
         own = surroundings({"root": row.root, "cwd": row.cwd, "user": row.user, "env": row.environment})
+        own["network"] = demand_hosts(row.network)
     except BadRow as error:
         return BadTask(row.task_id, str(error))
     for file in row.attachments:

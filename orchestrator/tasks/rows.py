@@ -15,10 +15,12 @@ from orchestrator.scorers.base import NEEDS_NO_ANSWER, ROW_SCORERS
 from orchestrator.tasks.attachments import attach
 from orchestrator.tasks.base import NONE, BadRow, Columns, renamed
 from orchestrator.tasks.cells import FOREIGN, cell_text, kind_of, plain, storable
-from orchestrator.tasks.graders import grader_of
+from orchestrator.tasks.graders import demand_services, grader_of
+from orchestrator.tasks.network import network_of
 from orchestrator.tasks.pointers import pointer_in
+from orchestrator.tasks.services import demand_own_volumes, services_of
 from orchestrator.tasks.surroundings import surroundings
-from orchestrator.types import Attachment, BadTask, Task
+from orchestrator.types import Attachment, BadTask, Service, Task
 
 MAX_QUESTION_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 64 << 10
@@ -52,6 +54,8 @@ def make_task(
         task_id = _task_id(row, place, question)
         scorer, metadata = _scorer(row), _metadata(row)
         grader = grader_of(_mapping(row, "grader"), lambda what, name: _beside(what, name, root))
+        services = _services(row, root)
+        demand_services(grader, services)
         answer, *others = _answers(row, scorer, metadata, is_graded=grader is not None)
         return Task(
             task_id=task_id,
@@ -69,6 +73,8 @@ def make_task(
             **surroundings(row),
             dockerfile=_dockerfile(row, root),
             grader=grader,
+            services=services,
+            network=network_of(row),
         )
     except BadRow as error:
         if isinstance(row, Mapping) and task_id == place:
@@ -237,6 +243,27 @@ def _dockerfile(row: Mapping[Any, Any], root: Path | None) -> str | None:
     if place.parent == root.resolve():
         raise BadRow(f"dockerfile {ascii(value)[:60]} lies beside the tasks and their answers: give it a folder")
     return str(place)
+
+
+def _services(row: Mapping[Any, Any], root: Path | None) -> tuple[Service, ...]:
+    """As compose has them, but for `image`, which is as the row's own, and `dockerfile` in place of `build`."""
+
+    def made_of(name: str, fields: Mapping[str, Any]) -> Mapping[str, str | None]:
+        if fields.get("build") is not None:
+            raise BadRow(f"services: {name} has a build: a row names its Dockerfile by `dockerfile`")
+        made = {"image": _image(fields, root), "dockerfile": _dockerfile(fields, root)}
+        if not any(made.values()):
+            raise BadRow(f"services: {name} has neither an image nor a dockerfile")
+        return made
+
+    value = _mapping(row, "services")
+    if not value:
+        return ()
+    if _first(row, "root") == "read-only":
+        raise BadRow("services need a writable root: leave `root` out")
+    fields = {name: plain(one) for name, one in value.items()}
+    demand_own_volumes(list(fields.values()))
+    return services_of(fields, made_of)
 
 
 def _name(row: Mapping[Any, Any], column: str, what: str) -> str | None:

@@ -66,8 +66,10 @@ def evaluation_tasks(env: TaskSettings) -> Source:
 
 
 def tasks_of(env: TaskSettings, run: Mapping[str, Any]) -> Source:
-    """The tasks that a run chose from, by its run.json: held-out ones for `evaluate`. Raises ConfigError."""
-    return evaluation_tasks(env) if run.get("command") == "evaluate" else training_tasks(env)
+    """The tasks that a run chose from, by its run.json: held-out ones for `evaluate`, and what branches from it.
+    Raises ConfigError."""
+    held = run.get("command") == "evaluate" or run.get("held_out") is True
+    return evaluation_tasks(env) if held else training_tasks(env)
 
 
 def held_share(env: TaskSettings) -> float | None:
@@ -78,7 +80,13 @@ def held_share(env: TaskSettings) -> float | None:
 
 def _parts(env: TaskSettings, dataset: str, split: str, *, evaluation: bool) -> Parts:
     """Filters, shuffles and cuts after the hold-out, so that `env.max_tasks` counts what is left."""
-    full = open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
+    full = open_tasks(
+        dataset,
+        dataset_path=env.dataset_path,
+        split=split,
+        columns=env.columns or {},
+        mcp_servers=env.mcp_server_names,
+    )
     share = held_share(env)
     part = full if share is None else _part(full, share, evaluation=evaluation)
     checked = only_checked(part, checks_file(dataset)) if env.only_checked_tasks else part

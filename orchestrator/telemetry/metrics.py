@@ -15,7 +15,7 @@ from orchestrator.errors import EnvironmentUnusable
 from orchestrator.host.base import Hosts
 from orchestrator.rules.observer import Listener
 from orchestrator.telemetry.listen import listening
-from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan
+from orchestrator.types import Attempt, BadTask, Crossing, EndedName, FailedName, Group, Member, RolloutPlan
 
 SETTING = "env.metrics_port"
 try:
@@ -44,6 +44,13 @@ class RunMetrics(Listener):
         self._gauge("orchestrator_info", "Which version runs.", "version").labels(__version__).set(1)
         self._rollouts = self._counter("orchestrator_rollouts", "Attempts that are over.", "split", "outcome")
         self._again = self._counter("orchestrator_rollout_retries", "Of these, attempts after the first.", "split")
+        self._continued = self._counter(
+            "orchestrator_rollouts_continued",
+            "Sandboxes that were lost, by how their rollout went on in another one.",
+            "split",
+            "result",
+        )
+        self._kept = self._counter("orchestrator_tokens_kept", "Tokens that rollouts went on with.", "split")
         self._begun = self._counter("orchestrator_rollouts_begun", "Attempts begun.", "split")
         self._groups = self._counter("orchestrator_groups", "Groups that are over.", "split", "result")
         self._bad_tasks = self._counter("orchestrator_bad_tasks", "Rows that no task could be made of.")
@@ -55,6 +62,23 @@ class RunMetrics(Listener):
         )
         self._retries = self._counter(
             "orchestrator_completion_retries", "Requests that failed and were made again."
+        )
+        self._requests = self._counter(
+            "orchestrator_sandbox_requests",
+            "Requests of sandboxes to the outside that were not refused, by class of status and who answered.",
+            "split",
+            "status",
+            "source",
+        )
+        self._refused = self._counter(
+            "orchestrator_sandbox_requests_refused", "Such requests that did not leave, or broke off.", "split"
+        )
+        self._bytes = self._counter(
+            "orchestrator_sandbox_request_bytes", "Bytes of such requests and of their answers.", "split", "way"
+        )
+        self._services = self._counter("orchestrator_services", "Services beside agents.", "split")
+        self._services_ended = self._counter(
+            "orchestrator_services_ended", "Of these, those that ended by themselves.", "split"
         )
         self._scores = self._histogram("orchestrator_score", "Scores of rollouts.", _SCORES, "split")
         self._completion_s = self._histogram(
@@ -81,7 +105,9 @@ class RunMetrics(Listener):
             self._groups.labels("train", result)
         for kind in ("sampled", "prompt"):
             self._tokens.labels("train", kind)
-        for metric in (self._again, self._begun, self._scores, self._rollout_s):
+        for result in ("continued", "parted", "refused"):
+            self._continued.labels("train", result)
+        for metric in (self._again, self._begun, self._kept, self._scores, self._rollout_s):
             metric.labels("train")
         self.registry.register(self)  # by its `collect`
 
@@ -111,11 +137,27 @@ class RunMetrics(Listener):
             return  # the rest counts with its score
         self._rollout_s.labels(split).observe(record.duration_s)
         self._wait_s.observe(record.launch_s)
+        for one in record.continued:
+            how = "continued" if not one.refused else "parted" if one.turn else "refused"
+            self._continued.labels(split, how).inc()
+            self._kept.labels(split).inc(max(0, one.tokens))
         self._tokens.labels(split, "sampled").inc(max(0, record.sampled_tokens))
         self._tokens.labels(split, "prompt").inc(max(0, record.prompt_tokens))
-        for turn in record.turns:
+        for request in record.crossings:
+            self._request(split, request)
+        if record.services:
+            self._services.labels(split).inc(len(record.services))
+            self._services_ended.labels(split).inc(sum(bool(service.ended) for service in record.services))
+        for turn in record.own_turns:
             self._completion_s.observe(turn.ended_s - turn.started_s)
             self._retries.inc(max(0, turn.completion.retries))
+
+    def _request(self, split: str, request: Crossing) -> None:
+        self._refused.labels(split).inc(bool(request.refusal))
+        if not request.refusal:
+            self._requests.labels(split, _status_class(request.status), request.source).inc()
+        self._bytes.labels(split, "sent").inc(max(0, request.sent))
+        self._bytes.labels(split, "received").inc(max(0, request.received))
 
     def group(self, group: Group) -> None:
         split = next((attempt.plan.split for attempt in group.attempts), "train")
@@ -170,6 +212,13 @@ class RunMetrics(Listener):
             for service, away in now.away.items():
                 up.add_metric([node, service], not away)
         yield from (slots, running, sampling, sandboxes, claims, starts, up)
+
+
+def _status_class(status: int | None) -> str:
+    """`2xx`; a foreign server may send any number, and a label has few values."""
+    if status is None:
+        return "none"
+    return f"{status // 100}xx" if 100 <= status < 600 else "other"
 
 
 @asynccontextmanager

@@ -100,7 +100,7 @@ class Tracing(Listener):
     def _steps(self, attempt: Attempt, rollout: Context) -> None:
         """Steps by the orchestrator's own clock: each from its completion to the next step, or to the end."""
         record, start = attempt.record, attempt.record.started_at
-        firsts = [turn.started_s for turn in record.turns if turn.is_step]
+        firsts = [turn.started_s for turn in record.own_turns if turn.is_step]
         bounds = (
             list(zip(firsts, [*firsts[1:], max(record.duration_s, *firsts, 0.0)], strict=True)) if firsts else []
         )
@@ -113,7 +113,7 @@ class Tracing(Listener):
             span = next((span for since, until, span in steps if since <= at_s < until), None)
             return rollout if span is None else set_span_in_context(span)
 
-        for turn in record.turns:
+        for turn in record.own_turns:
             span = self._span(
                 f"chat {self._model}",
                 within(turn.started_s),

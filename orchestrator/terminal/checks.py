@@ -34,7 +34,11 @@ def print_checks(found: Mapping[str, TaskCheck | str], earlier: int, file: Path 
     rows: list[tuple[str, object]] = [("tasks", f"{len(found)}: {text}")]
     if earlier:
         rows.append(("earlier", f"{earlier} of them were checked before; --again checks all anew"))
-    rows += _layers([check for check in found.values() if isinstance(check, TaskCheck)])
+    checks = [check for check in found.values() if isinstance(check, TaskCheck)]
+    if unseen := sum(len(check.unseen) for check in checks):
+        cheats = sum(len(check.panel) for check in checks)
+        rows.append(("cheats", f"{unseen} of {cheats} left nothing that is graded, and count as nothing does"))
+    rows += _layers(checks)
     print_rows([*rows, *([("kept in", file)] if file is not None else [])], stream)
 
 

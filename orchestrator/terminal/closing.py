@@ -4,7 +4,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from orchestrator.rules.text import one_line, printable
@@ -33,6 +33,11 @@ def scores_text(tally: Tally) -> str:
     return f"mean {tally.mean_score:.3f}, {tally.correct} of {scored} correct ({share(tally.correct, scored)})"
 
 
+def begun_text(begun: Mapping[int, int]) -> str:
+    """At which turn rollouts were begun, the later first."""
+    return ", ".join(f"turn {turn}: {count}" for turn, count in sorted(begun.items(), reverse=True))
+
+
 def cost_text(cost: float, groups: int, trained: int) -> str:
     """What all completions cost, those of broken and dropped rollouts included; and for each of the written
     groups, and of their rollouts."""
@@ -55,6 +60,20 @@ def draws_text(tally: Tally) -> str:
     return f"{each}; in {groups} group{'' if groups == 1 else 's'}, at most {most} in one (group {group})"
 
 
+def continued_text(tally: Tally) -> str:
+    """How often rollouts went on after their sandbox was lost, and why others could not."""
+    text = f"{tally.continued}, tokens kept {tally.kept_tokens:,}"
+    causes = ", ".join(f"{printable(name)} {n}" for name, n in tally.not_continued.most_common())
+    return f"{text}; not behind their last turn {tally.not_continued.total()}: {causes}" if causes else text
+
+
+def requests_text(tally: Tally) -> str:
+    """How many requests sandboxes made of the outside, and what became of them."""
+    parts = [(tally.requests_refused, "refused"), (tally.requests_cached, "from the cache")]
+    of_them = ", ".join(f"{number:,} {what}" for number, what in parts if number)
+    return f"{tally.requests:,} ({of_them})" if of_them else f"{tally.requests:,}"
+
+
 def share(part: int, total: int) -> str:
     """A percentage, rounded; but 0% only for none and 100% only for all."""
     percent = 100 * part / total if total else 0.0
@@ -72,13 +91,15 @@ def lost(group: Group) -> str:
 
 def reason_rows(tally: Tally) -> list[tuple[str, str]]:
     """Why rollouts were not scored, or scored 0 because grading failed: the first reason of each kind. And how
-    often rollouts were drawn again."""
+    often rollouts went on in another sandbox, or were drawn again."""
     rows = [(outcome, f"{tally.outcomes[outcome]}, the first: {why}") for outcome, why in tally.reasons.items()]
     if tally.unscorable:
         rows.append(("not gradable", f"{tally.unscorable} scored 0, the first: {tally.unscorable_first}"))
     if tally.refused:
         rollouts = f"in {tally.refused} rollout{'' if tally.refused == 1 else 's'} after a completion"
         rows.append(("refused", f"requests {rollouts}, the first: {tally.refused_first}"))
+    if tally.continued or tally.not_continued:
+        rows.append(("continued", continued_text(tally)))
     if tally.draws:
         rows.append(("drawn again", draws_text(tally)))
     return rows
@@ -95,7 +116,11 @@ def closing_table(
     ]
     if tally.scores:
         table.append(("scores", scores_text(tally)))
+    if set(tally.first_turns) - {1}:
+        table.append(("begun at", begun_text(tally.first_turns)))
     table += reason_rows(tally)
+    if tally.requests:
+        table.append(("requests", requests_text(tally)))
     if tally.untrained_tokens:
         table.append(("untrained", untrained_text(tally)))
     table += [("tokens", f"{tally.tokens} sampled"), ("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}")]

@@ -1,9 +1,11 @@
 """What a host tool offers (it runs in the orchestrator, where its key stays), and names that are taken."""
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 FILE_TOOLS = ("read_file", "write_file", "append_to_file")  # the sandbox's own, in the code worker
+CALLER: ContextVar[str] = ContextVar("caller", default="")  # the id of the rollout whose call it is
 RESERVED = frozenset({*FILE_TOOLS, "final_answer", "python_interpreter"})
 
 

@@ -312,7 +312,7 @@ def training_trace(
             )
         line += turn.prompt_ids
         if completion.tokens_T:
-            trace = _turn(attempt, turn, talk, list(line), learns.get(turn.segment, False))
+            trace = _turn(attempt, turn, talk, list(line), learns.get(turn.segment, False) and not turn.inherited)
             made.append((turn.segment == main, turn.segment, trace))
         line += completion.tokens_T
     return TrainingTrace(turns=[turn for *_, turn in sorted(made, key=lambda one: one[:2])])

@@ -29,6 +29,7 @@ _VERLS = {
     "token_source": "its servers give ids",
     "chat_template_kwargs": "data.apply_chat_template_kwargs",
     "group_size": f"{ROLLOUT}.n",
+    "branch": "a sample is one whole rollout",
     "zero_variance": "algorithm.filter_groups",
     "curriculum": "its data loader chooses the rows",
     "total_steps": "trainer.total_training_steps",

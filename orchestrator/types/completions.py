@@ -116,6 +116,8 @@ class Turn:
     managed agent that asked, as the sandbox says; empty: the main one.
     `tools`: what the prompt offers. `opening`: how the answer was begun for the model, which went on behind it.
     `abandoned`: nobody got this answer, as who asked for it had hung up. The segment goes on before it.
+    `inherited`: another rollout sampled it, from which this one branches: here it is context, not trained, and its
+    tokens are counted there.
     """
 
     sequence: int
@@ -132,6 +134,7 @@ class Turn:
     tools: Tools = ()
     opening: str = ""
     abandoned: bool = False
+    inherited: bool = False
 
     @property
     def is_step(self) -> bool:

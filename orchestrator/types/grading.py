@@ -25,11 +25,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """A command that is run in the agent's sandbox when it has ended its work, before its state is graded."""
+    """A command that is run when the agent has ended its work, before its state is graded: in the agent's sandbox,
+    or in that of a `service`, which goes on meanwhile. `user`: None: the sandbox's."""
 
     command: str
     timeout_s: float
     user: str | None = None
+    service: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Grader:
     `image`, `dockerfile`: as a Task's, of a grader that has one of its own; None: the task's. `declared`: absolute
     paths of the agent's state that are graded, without others; None: the task does not say it. `named`: paths that
     the task names as the agent's work, although its tests see all; they are graded without others if the task's
-    own solution is known to need no more. `user`, `cwd`, `environment`: of its processes; None: the task's; an
+    own solution is known to need no more. `of_services`: (service, absolute path) of what their sandboxes hand on,
+    besides what `collect` prints there. `user`, `cwd`, `environment`: of its processes; None: the task's; an
     empty `cwd`: its image's. `healthcheck`: what is run first in its sandbox too; whether it succeeds is for the
     tests to find. `checked`: what is known of it; None: nothing.
     """
@@ -77,6 +80,7 @@ class Grader:
     declared: tuple[str, ...] | None = None
     named: tuple[str, ...] = ()
     collect: tuple[Collect, ...] = ()
+    of_services: tuple[tuple[str, str], ...] = ()
     user: str | None = None
     cwd: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -107,7 +111,8 @@ class TaskCheck:
     should train on it; empty: it passed. `warnings`: what else its owner should know.
 
     `no_op`, `solution`: the reward of each try; None: there was none, which was nobody's doing. `live`: that of
-    the solution where the tests ran beside what it left running; None: not tried. `panel`: by the cheating policy.
+    the solution where the tests ran beside what it left running; None: not tried. `panel`: by the cheating policy;
+    of those in `unseen` nothing was in scope, so they have the untouched sandbox's reward without being graded.
     `delivered`: of delivered programs that write the reward when they are run; None: there were none. `steps`:
     what was seen of each step's grader, where the task has several; `checked` is of the first then.
     """
@@ -120,6 +125,7 @@ class TaskCheck:
     solution: tuple[float | None, ...] = ()
     live: float | None = None
     panel: Mapping[str, float | None] = field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
     delivered: float | None = None
     runs_delivered: bool = False
     dry_run: DryRun | None = None

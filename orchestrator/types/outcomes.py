@@ -76,6 +76,11 @@ class Attempt:
     outcome: Outcome
     ungraded: Ended | None = None
 
+    @property
+    def lacks_turns(self) -> bool:
+        """Whether it was cancelled, and what it was served is not in its record but beside it, if anywhere."""
+        return self.outcome.name is FailedName.CANCELLED and self.ungraded is None and not self.record.turns
+
 
 def last_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
     """The last attempt of each rollout of a group, in the order of the places."""

@@ -7,6 +7,7 @@ earlier version wrote, before there was such a field.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from orchestrator.types.prefix import Prefix
 from orchestrator.types.tasks import Task
 
 Split = Literal["train", "eval"]  # purpose of a rollout; some servers treat the two differently
@@ -155,6 +156,7 @@ class Limits:
     proxy_bytes: int
     cpu_s: float | None  # None: no limit
     parallel_completions: int = 16  # of a program, at a time
+    stream_bytes: int = 4 << 30  # of what passes through its listeners, both ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ class RolloutPlan:
     """One attempt, fixed before anything starts. A retry is a new plan with the next `attempt`.
 
     `group_size`: how many rollouts its group is to have. None: read from a record that does not say it.
+    `prefix`: the recorded beginning that a fresh sandbox is brought to first. None: it begins with the task.
     """
 
     rollout_id: str
@@ -175,3 +178,4 @@ class RolloutPlan:
     limits: Limits
     split: Split = "train"
     group_size: int | None = None
+    prefix: Prefix | None = None

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from orchestrator.types.grading import Grader
 from orchestrator.types.healthcheck import Healthcheck
 from orchestrator.types.messages import Call, Role
+from orchestrator.types.services import Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,10 @@ class Task:
     `cpus`, `memory_bytes`, `storage_bytes`: of the sandbox, in place of the run's. `grader`: of what the agent
     leaves. `healthcheck`: what has to succeed before the agent begins. `context`: a conversation that came before
     the question; it is never trained on. `steps`: where it gives several instructions, all of them: `question` and
-    `grader` are the first one's. `steps_reward`: of which of their rewards its own is made. `notes`: what the
-    record of each of its rollouts is to say.
+    `grader` are the first one's. `steps_reward`: of which of their rewards its own is made. `services`: what runs
+    beside the agent, in any order; `hosts`: when rollouts begin, the absolute path of a layer that says where they
+    are; `extra_hosts`: as a Service's, of the agent. `network`: hosts that it asks for, as of `env.egress`; it has
+    them only if the operator says so. `notes`: what the record of each of its rollouts is to say.
     """
 
     task_id: str
@@ -101,6 +104,10 @@ class Task:
     context: tuple[ContextMessage, ...] = ()
     steps: tuple[TaskStep, ...] = ()
     steps_reward: Literal["mean", "final"] = "mean"
+    services: tuple[Service, ...] = ()
+    hosts: str | None = None
+    extra_hosts: tuple[tuple[str, str], ...] = ()
+    network: tuple[str, ...] = ()
 
     def at(self, step: int) -> "Task":
         """The task as it is in one of its steps, counted from 0."""
@@ -125,7 +132,7 @@ class Task:
     @property
     def has_own_sandbox(self) -> bool:
         """Whether its sandbox may be made of something else than those of other tasks."""
-        return any((self.image, self.dockerfile, self.workspace, self.root, self.user))
+        return any((self.image, self.dockerfile, self.workspace, self.root, self.user, self.services))
 
     @property
     def reference(self) -> str | None:

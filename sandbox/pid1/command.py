@@ -36,7 +36,7 @@ _PIECE_BYTES = 64 << 10
 _REAP_S = 1.0  # orphans that have ended count as processes until somebody asks for them
 _KILL_S = 10.0
 _NEW = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
-_EXIT_NO_ORCHESTRATOR = 72
+EXIT_NO_ORCHESTRATOR = 72
 CANNOT_START, TIMED_OUT, TOO_LONG = -1001, -1002, -1003  # in the place of an exit code, or of a signal below 0
 
 
@@ -56,28 +56,28 @@ class Command:
         self._worker, self._channel_gid, self._processes, self._namespace, self._uid, self._gid = numbers
         self._proc = posix.open("/proc", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
         self._go = posix.open(f"{folder}/go", posix.O_RDONLY | posix.O_CLOEXEC)
-        self._argv, self._environment = _texts(f"{folder}/command"), _texts(f"{folder}/environment")
-        (self._cwd,) = _texts(f"{folder}/cwd")
+        self._argv, self._environment = texts(f"{folder}/command"), texts(f"{folder}/environment")
+        (self._cwd,) = texts(f"{folder}/cwd")
         self.unhealthy, self.begun = "", time.monotonic()
 
     def run(self, program: "list[str]") -> "tuple[int, int]":
         """(how it ended, processes that it left running). Raises CannotStart."""
         if not posix.read(self._go, 1):
-            posix._exit(_EXIT_NO_ORCHESTRATOR)
+            posix._exit(EXIT_NO_ORCHESTRATOR)
         failed, tell_failed = posix.pipe()
         self._wait(self._fork(lambda: _make_places(program, self._cwd), tell_failed), [])
         posix.close(tell_failed)
         _demand_nothing(failed)
         if "healthcheck" in posix.listdir(self._folder):
-            self.unhealthy = self._why_unhealthy(*_texts(f"{self._folder}/healthcheck"))
+            self.unhealthy = self._why_unhealthy(*texts(f"{self._folder}/healthcheck"))
         before, self.begun = self._others(), time.monotonic()
         cases = f"{self._folder}/cases"
-        if _is_folder(cases):
+        if is_folder(cases):
             with open(posix.open(f"{LOGS}/outputs", _NEW, 0o644), "wb") as outputs:
                 for number in range(len(posix.listdir(cases))):
                     self._run_case(f"{cases}/{number}", number, outputs.write)
             return 0, 0
-        streams = [_Tail(posix.open(f"{LOGS}/test-{name}.txt", _NEW, 0o644)) for name in ("stdout", "stderr")]
+        streams = [Tail(posix.open(f"{LOGS}/test-{name}.txt", _NEW, 0o644)) for name in ("stdout", "stderr")]
         status = self._run(self._argv, "/dev/null", streams, (self._uid, self._gid))
         left = len(set(self._others()) - set(before))
         for stream in streams:
@@ -121,8 +121,8 @@ class Command:
         while (left_s := until - time.monotonic()) > 0:
             ready = {descriptor for descriptor, _ in poll.poll(1000 * min(left_s, _REAP_S))}
             if self._go in ready:
-                posix._exit(_EXIT_NO_ORCHESTRATOR)
-            _reap()
+                posix._exit(EXIT_NO_ORCHESTRATOR)
+            reap()
             if readable in ready:
                 if not (piece := posix.read(readable, _PIECE_BYTES)):
                     break
@@ -133,7 +133,7 @@ class Command:
     def _run_case(self, case: str, number: int, write: "Callable[[bytes], object]") -> None:
         out, rest = _Head(), _Head()
         try:
-            status = self._run([*self._argv, *_texts(f"{case}/arguments")], f"{case}/stdin", [out, rest])
+            status = self._run([*self._argv, *texts(f"{case}/arguments")], f"{case}/stdin", [out, rest])
         except CannotStart:
             status = CANNOT_START
         self._kill_others()
@@ -203,18 +203,18 @@ class Command:
             left_s = until - time.monotonic()
             ready = {descriptor for descriptor, _ in poll.poll(1000 * max(0.0, min(left_s, _REAP_S)))}
             if self._go in ready:
-                posix._exit(_EXIT_NO_ORCHESTRATOR)
+                posix._exit(EXIT_NO_ORCHESTRATOR)
             for descriptor in ready & set(open_streams):
                 if not open_streams[descriptor].read():
                     poll.unregister(descriptor)
                     del open_streams[descriptor]
-            status = _reap().get(child, TIMED_OUT if left_s <= 0 else None)
+            status = reap().get(child, TIMED_OUT if left_s <= 0 else None)
         posix.close(ended)
         return status
 
     def _others(self) -> "list[str]":
         """Processes beside this one."""
-        _reap()
+        reap()
         return [entry for entry in posix.listdir(self._proc) if entry.isdecimal() and entry != "1"]
 
     def _kill_others(self) -> None:
@@ -250,18 +250,18 @@ class _Stream:
         raise NotImplementedError
 
 
-class _Tail(_Stream):
-    """Keeps the end, for a file."""
+class Tail(_Stream):
+    """Keeps the end, for a file. `file` -1: for nobody."""
 
     def __init__(self, file: int) -> None:
-        self._file, self._content = file, b""
+        self._file, self.content = file, b""
 
     def take(self, piece: bytes) -> None:
-        self._content = (self._content + piece)[-_TAIL_BYTES:]
+        self.content = (self.content + piece)[-_TAIL_BYTES:]
 
     def write(self) -> None:
         with open(self._file, "wb") as file:
-            file.write(self._content)
+            file.write(self.content)
 
 
 class _Head(_Stream):
@@ -280,10 +280,10 @@ def _make_places(program: "list[str]", cwd: bytes) -> int:
     way = b""
     for part in filter(None, cwd.split(b"/")):
         way += b"/" + part
-        if not _is_folder(way):
+        if not is_folder(way):
             posix.mkdir(way)
     for folder in _FOLDERS:
-        if not _is_folder(folder):
+        if not is_folder(folder):
             posix.mkdir(folder)
         posix.chmod(folder, 0o777)
     for name in posix.listdir(LOGS):  # of a state that was kept whole
@@ -302,7 +302,7 @@ def _demand_nothing(failed: int) -> None:
         raise CannotStart(int(why))
 
 
-def _reap() -> "dict[int, int]":
+def reap() -> "dict[int, int]":
     """How each child ended that has: its exit code, or minus the signal's number."""
     ended: dict[int, int] = {}
     while True:
@@ -315,12 +315,12 @@ def _reap() -> "dict[int, int]":
         ended[pid] = posix.waitstatus_to_exitcode(status)
 
 
-def _texts(file: str) -> "list[bytes]":
+def texts(file: str) -> "list[bytes]":
     with open(file, "rb") as opened:
         return opened.read().split(b"\0")[:-1]
 
 
-def _is_folder(path: "str | bytes") -> bool:
+def is_folder(path: "str | bytes") -> bool:
     try:
         return S_ISDIR(posix.stat(path).st_mode)
     except OSError:

@@ -21,7 +21,7 @@ from sandbox.errors import StepsUsedUp
 from sandbox.runner.context import before
 from sandbox.runner.executor import WorkerExecutor
 from sandbox.runner.model import Complete, OrchestratorModel
-from sandbox.runner.tool_calling import DATA_PROMPT, CalledTool, called_tools
+from sandbox.runner.tool_calling import DATA_PROMPT, CalledTool, called_tools, in_words
 from sandbox.runner.wire import agent_kind
 from sandbox.types import AgentKind, AgentSettings, Assignment, Call, Message, StepReport, ToolSpec
 from sandbox.worker.tools import FILE_TOOLS
@@ -210,7 +210,7 @@ def build_agent(
             tools_called = called_tools(tools, executor, settings.authorized_imports)
             return SandboxToolCallingAgent(tools=tools_called, **own), executor
         code_agent = SandboxCodeAgent(
-            tools=[CalledTool(spec) for spec in tools.values()],
+            tools=[CalledTool(in_words(spec)) for spec in tools.values()],
             additional_authorized_imports=list(settings.authorized_imports),
             code_block_tags=settings.code_tags,
             max_print_outputs_length=settings.max_output_chars,

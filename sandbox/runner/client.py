@@ -42,6 +42,7 @@ SUBMIT_LIMIT_S = 60.0
 RECORD_LIMIT_S = 10.0
 OUTPUT_LIMIT_S = 60.0
 MAX_ARGUMENT_BYTES = 256 * 1024
+TOOL_CALLS_TOGETHER = 16  # of a program; the orchestrator answers no more at a time
 # How many steps may wait for the next request to travel with; the orchestrator takes 64 KiB of them.
 STEPS, STEPS_BYTES = 8, 60 * 1024
 
@@ -78,6 +79,7 @@ class Client:
         self._numbering = threading.Lock()  # a program's requests come from several threads
         self._completions = 0
         self._tool_calls = 0
+        self._tool_places = threading.Semaphore(TOOL_CALLS_TOGETHER)
         self._steps: list[pb.RecordStepRequest] = []
 
     def __enter__(self) -> Client:
@@ -150,13 +152,22 @@ class Client:
             call.cancel()
         raise ClientGone
 
-    def call_tool(self, name: str, arguments_json: str) -> str:
-        """The tool's output. Raises ToolFailure, LeaseEnded, ChannelLost, EpisodeCrashed."""
+    def call_tool(self, name: str, arguments_json: str, program: socket.socket | None = None) -> str:
+        """The tool's output. `program`: the connection of the program that asked. Raises ToolFailure, LeaseEnded,
+        ChannelLost, EpisodeCrashed; ClientGone if that connection was closed before the tool was called.
+
+        A call that was begun is waited for, also when nobody reads its result: the orchestrator is busy with it.
+        """
         if len(arguments_json) > MAX_ARGUMENT_BYTES:
             raise ToolFailure(f"{name}(): arguments of more than {MAX_ARGUMENT_BYTES} bytes")
-        self._tool_calls += 1
-        request = pb.CallToolRequest(sequence=self._tool_calls, name=name, arguments_json=arguments_json)
-        response = self._call(lambda: self._stub.CallTool(request))
+        with self._tool_places:
+            if program is not None and hung_up(program):  # while it waited for its place
+                raise ClientGone
+            with self._numbering:
+                self._tool_calls += 1
+                number = self._tool_calls
+            request = pb.CallToolRequest(sequence=number, name=name, arguments_json=arguments_json)
+            response = self._call(lambda: self._stub.CallTool(request))
         match response.WhichOneof("result"):
             case "output":
                 return response.output
@@ -201,6 +212,10 @@ class Client:
         request.steps.extend(self._ended_steps())
         limit_s = SUBMIT_LIMIT_S if last else None
         return wire.next_step(self._call(lambda: self._stub.SubmitResult(request, timeout=limit_s)))
+
+    def relay(self, requests: Iterator[pb.RelayRequest]) -> Iterator[pb.RelayResponse]:
+        """Frames to and from the orchestrator. Raises grpc.RpcError when it ends; one call, never repeated."""
+        return self._stub.Relay(requests)
 
     def _call(self, attempt: Callable[[], R]) -> R:
         unavailable_since: float | None = None

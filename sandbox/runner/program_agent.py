@@ -15,11 +15,12 @@ from sandbox.errors import (
     EpisodeEnd,
     Interrupted,
     RequestRefused,
+    ToolFailure,
     WorkerDied,
     WorkerLost,
     WorkerMisbehaved,
 )
-from sandbox.runner.endpoint.server import Ask, ProgramEndpoint
+from sandbox.runner.endpoint.server import Ask, CallTool, ProgramEndpoint
 from sandbox.runner.placed import placed
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
@@ -57,12 +58,13 @@ class ProgramAgent:
         link: WorkerLink,
         complete: Ask,
         *,
+        call_tool: CallTool,
         on_step: Callable[[StepReport], None],
         memory_kills: Callable[[], int | None],
         endpoint: ProgramEndpoint | None = None,
     ) -> None:
         self._assignment, self._link, self._memory_kills = assignment, link, memory_kills
-        self._steps = _Steps(complete, on_step)
+        self._steps = _Steps(complete, call_tool, on_step)
         self._endpoint = endpoint
         self._lost = False  # the worker is
 
@@ -87,7 +89,13 @@ class ProgramAgent:
             ends.append(end)
             os.write(ring, b"!")
 
-        with endpoint.serving(self._steps.ask, ended, parallel=settings.max_parallel_completions):
+        with endpoint.serving(
+            self._steps.ask,
+            ended,
+            parallel=settings.max_parallel_completions,
+            tools=self._assignment.host_tools,
+            call_tool=self._steps.call_tool,
+        ):
             try:
                 status, answer, errors = _run(link, str(program), task, endpoint.environment, bell)
             except Interrupted:
@@ -136,8 +144,9 @@ def _run(
 class _Steps:
     """Reports each completion as a step, and as the last step the program's end with what it printed."""
 
-    def __init__(self, complete: Ask, on_step: Callable[[StepReport], None]) -> None:
+    def __init__(self, complete: Ask, call_tool: CallTool, on_step: Callable[[StepReport], None]) -> None:
         self._complete = complete
+        self._call_tool = call_tool
         self._on_step = on_step
         self._numbers = count(1)
 
@@ -153,6 +162,15 @@ class _Steps:
         if not request.count_only:
             self._show(completion.text, "", time.monotonic() - started)
         return completion
+
+    def call_tool(self, name: str, arguments: str, connection: socket.socket) -> str:
+        """The tool's output. Raises ToolFailure, ClientGone, EpisodeEnd."""
+        try:
+            return self._call_tool(name, arguments, connection)
+        except (ToolFailure, ClientGone):
+            raise
+        except Exception as error:  # as above
+            raise EpisodeCrashed(f"calling a tool: {type(error).__name__}: {error}") from error
 
     def tell(self, printed: str, status: int) -> None:
         """Reports the program's end."""

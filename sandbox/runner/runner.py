@@ -101,6 +101,10 @@ def _episode(
                 assignment = assigned(first)
                 output, link.place, steps = assignment.output, assignment.place, assignment.steps
                 files = receive_attachments(responses, assignment.attachments, box.attachments)
+                if assignment.listeners or assignment.authorities:
+                    from sandbox.runner.world import world  # most tasks have none
+
+                    link.place = world(assignment, client.relay, box.attachments)
                 if assignment.healthcheck is not None:
                     link.demand_healthy(assignment.healthcheck)
                 set_up(link, assignment.setup)
@@ -141,6 +145,7 @@ def _agent(
             assignment,
             link,
             lambda request, connection: client.answer(request, program=connection),
+            call_tool=client.call_tool,
             on_step=client.record_step,
             memory_kills=procfs.memory_kills,
             endpoint=endpoint,

@@ -4,7 +4,9 @@
 `final_answer` and managed agents run in the runner.
 """
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from smolagents.local_python_executor import CodeOutput
@@ -54,6 +56,7 @@ return your answer, and no other tool beside it.
 4. Never re-do a tool call that you previously did with the exact same parameters.
 
 Now Begin!"""
+_TOLD = frozenset({"type", "description", "nullable"})  # of an argument
 _ANSWER = {"answer": {"type": "any", "description": "The final answer to the problem."}}
 
 
@@ -78,6 +81,19 @@ class CalledTool(Tool):
     def forward(self, **arguments: Any) -> str:
         """Not implemented: this tool is only shown in a prompt."""
         raise NotImplementedError
+
+
+def in_words(spec: ToolSpec) -> ToolSpec:
+    """The tool for a prompt that shows one type and one text per argument: what a schema says besides is in the
+    text."""
+    return replace(spec, inputs={name: _in_words(shape) for name, shape in spec.inputs.items()})
+
+
+def _in_words(shape: Mapping[str, Any]) -> dict[str, Any]:
+    told = {key: value for key, value in shape.items() if key in _TOLD}
+    if more := {key: value for key, value in shape.items() if key not in _TOLD}:
+        told["description"] = f"{shape['description']} JSON schema: {json.dumps(more, ensure_ascii=False)}"
+    return told
 
 
 class WorkerTool(CalledTool):

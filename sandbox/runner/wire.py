@@ -31,7 +31,7 @@ from sandbox.types import (
     ToolSpec,
 )
 
-CONTRACT = 10
+CONTRACT = 11
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_REFUSAL_BYTES = 1024
@@ -103,6 +103,8 @@ def assignment(message: pb.Assignment) -> Assignment:
         context=tuple(map(_said, message.context)),
         steps=max(1, message.steps),
         setup=_setup(message.setup),
+        listeners=tuple(message.listeners),
+        authorities=message.authorities,
     )
 
 

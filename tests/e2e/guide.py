@@ -88,6 +88,20 @@ def run(command: str, home: Path, environ: Mapping[str, str] | None = None) -> s
     return ended.stdout
 
 
+def serve(command: str, home: Path) -> None:
+    """One that goes on until Ctrl-C: which comes once it has printed where it serves."""
+    with subprocess.Popen(
+        f"exec {command}", shell=True, cwd=home, env=_environment(home, None), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert any("http://" in line for line in process.stdout), command
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE_S) == 0, command
+        finally:
+            process.kill()
+
+
 @contextmanager
 def _going_on(command: str, home: Path, environ: Mapping[str, str] | None) -> Iterator[subprocess.Popen[bytes]]:
     with (home / "under-way.log").open("ab") as log:

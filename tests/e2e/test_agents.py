@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.fakes import oci_images
 from tests.fakes.plans import WAIVED_WITHOUT_ROOT
 from tests.fakes.runs import ROOT, flags, lines, place, run
 from tests.fakes.tokenizer import tokenizer_folder
+from tests.frameworks.clock import clock
 
 PAGE = ROOT / "docs" / "agents.md"
 TUTORIAL = ROOT / "docs" / "tutorials" / "own-agent.md"
@@ -60,6 +62,10 @@ CALLING = [
     call("final_answer", {"answer": 4.5}),
 ]
 COUNTER = ["Thought: so.\n<code>\nfinal_answer(count_words('a b'))\n</code>"]
+CLOCK = [
+    "I ask.\n<code>\nprint(convert_time('Asia/Tokyo', '12:00', 'Asia/Kolkata'))\n</code>",
+    "So.\n<code>\nfinal_answer(4.5)\n</code>",
+]
 SCRIPTS = {
     "code.yaml": {QUESTION: [CODE]},
     "calling.yaml": {"Count the words of the text": [COUNTER], QUESTION: [CALLING]},
@@ -98,6 +104,27 @@ async def test_what_the_page_shows_works(home: Path, name: str) -> None:
     assert {facts["token_source"] for facts in members(home)} == {"sampled"}
     parts = [facts["score_parts"] for facts in members(home)]
     assert all(part["correctness"] == 1.0 and part["format"] == 1.0 for part in parts), parts
+
+
+async def test_the_first_commands_of_mcp_servers_run_as_they_stand(home: Path) -> None:
+    """The server is one that nobody here wrote: it is fetched once."""
+    [server] = json.loads(clock())
+    environ = {"PATH": f"{Path(server['command']).parent}:{os.environ['PATH']}"}
+    consoles = [block.text for block in blocks(PAGE.read_text("utf-8")) if block.kind == "console"]
+    (command,) = [text for text in consoles if "clock.yaml" in text]
+    doctor = "orchestrator doctor --config clock.yaml"
+    assert f"`{doctor}`" in PAGE.read_text("utf-8")
+    with scripted_endpoint({QUESTION: [CLOCK]}, "--dialect", "vllm") as endpoint:
+        for text, said in ((command, "run/groups.html"), (doctor, "clock has get_current_time, convert_time")):
+            _, name, *given = shlex.split(text)
+            given += flags(home, endpoint.base_url)
+            ended = await run(*given, directory=home, command=name, environ=environ)
+            assert ended.code == 0, ended.stderr
+            assert said in ended.stdout
+    assert [facts["outcome"] for facts in members(home)] == ["finished", "finished"]
+    for line in lines(home / "run" / "rollouts.jsonl"):
+        (call_made,) = line["tool_calls"]
+        assert "08:30" in call_made["output"]
 
 
 ASIDE = """\
@@ -219,6 +246,6 @@ async def test_tool_calling_tools_and_managed_agents_in_a_container(home: Path) 
 def test_every_block_of_the_page_is_used() -> None:
     page = blocks(PAGE.read_text("utf-8"))
     commands = [block.text for block in page if block.kind == "console"]
-    assert len(commands) == len(SCRIPTS)
+    assert len(commands) == len(SCRIPTS) + 1, "that with an MCP server is run in test_frameworks"
     assert all(block.name or block.text.startswith("orchestrator ") for block in page)
     assert all(any(name in command for command in commands) for name in SCRIPTS)

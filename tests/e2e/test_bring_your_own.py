@@ -15,7 +15,7 @@ from tests.e2e.endpoint import answers, says, scripted_endpoint
 from tests.e2e.guide import Followed, follow, run
 from tests.fakes.runs import ROOT, lines, place
 
-pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.timeout(900)]
 
 GUIDE = ROOT / "docs" / "bring-your-own.md"
 # The sum of the prices, also as a file; with the package of the image where there is one.

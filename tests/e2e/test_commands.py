@@ -13,11 +13,11 @@ import pytest
 
 from orchestrator.cli import main
 from tests.e2e.endpoint import answers, scripted_endpoint
-from tests.e2e.guide import run
+from tests.e2e.guide import run, serve
 from tests.fakes.runs import ROOT, place
 from tests.fakes.tokenizer import tokenizer_folder
 
-pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.timeout(1800)]
 
 PROGRAM = r"(?:orchestrator|python|run-api|make|pip|curl|harbor|source|OTEL_\w+=\S+) "
 SHOWN = re.compile(rf"^    ({PROGRAM}.*)$", re.M)
@@ -79,13 +79,15 @@ def test_the_commands_of_a_page_run(start: Path, page: str) -> None:
             "RUN_DIR": "runs/base",
             "g000003-r01-a0": "g000001-r01-a0",
             " --browser": "",
-            "orchestrator view --serve": "timeout --preserve-status --signal INT 20 orchestrator view --serve",
             "jsonl:tasks.jsonl": "jsonl:examples/tasks.jsonl",
         }
         for command in commands:
             for told, here in readers.items():
                 command = command.replace(told, here)
-            run(f"bash -c {shlex.quote(command)}", start)
+            if " --serve" in command:
+                serve(command, start)
+            else:
+                run(f"bash -c {shlex.quote(command)}", start)
 
 
 def test_what_is_not_run_here_is_still_shown() -> None:

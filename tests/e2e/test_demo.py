@@ -234,7 +234,7 @@ def test_a_demo_of_other_tasks_is_not_gone_on_with(tmp_path: Path) -> None:
     assert "plays the code: give --tasks code" in result.stderr
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.docker
 def test_the_wheel_carries_the_demo(tmp_path: Path) -> None:
     made = installed_wheel(tmp_path)

@@ -17,7 +17,7 @@ from tests.e2e.guide import blocks
 from tests.fakes.runs import CACHE, DEADLINE_S, ROOT, lines, place
 from tests.fakes.tokenizer import tokenizer_folder
 
-pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.timeout(900)]
 
 GUIDE = ROOT / "docs" / "library.md"
 SCRIPT = {

@@ -19,7 +19,7 @@ from tests.e2e.leftovers import containers_of
 from tests.fakes.runs import place, write_tasks
 from tests.fakes.tokenizer import tokenizer_folder
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.full
 
 GROUPS, GROUP_SIZE, STEPS, SANDBOXES = 8, 8, 4, 16
 DELAY_S = 0.2

@@ -1,4 +1,4 @@
-"""The program in docs/trainers.md's section on OpenEnv, checked by mypy and run."""
+"""The program that docs/trainers.md names in its section on OpenEnv, checked by mypy and run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import pytest
 pytest.importorskip("openenv", reason="needs the extra openenv")
 
 from tests.e2e.endpoint import answers, says, scripted_endpoint
-from tests.e2e.guide import blocks
 from tests.e2e.test_library_guide import mypy, run
 from tests.fakes.runs import ROOT, lines, place
 from tests.fakes.tokenizer import tokenizer_folder
 
 pytestmark = pytest.mark.trainers
 
-GUIDE = ROOT / "docs" / "trainers.md"
 PROGRAM = "openenv_groups.py"
+SOURCE = ROOT / "examples" / PROGRAM
 SCRIPT = {
     "17 plus 25": [[says("I add.", "print(17 + 25)"), answers("42")], [answers("41")]],
     "6 times 8": [[answers("48")], [answers("54")]],
@@ -26,7 +25,7 @@ SCRIPT = {
 
 @pytest.mark.docker
 def test_the_guides_program_is_typed_and_runs() -> None:
-    (text,) = [block.text for block in blocks(GUIDE.read_text("utf-8")) if block.name == PROGRAM]
+    text = SOURCE.read_text("utf-8")
     with scripted_endpoint(SCRIPT, "--dialect", "vllm") as endpoint, place() as home:
         text = text.replace("http://localhost:9001/v1", endpoint.base_url)
         text = text.replace('"tokenizer_name": "my-model"', f'"tokenizer_name": "{tokenizer_folder()}"')

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.runs import ROOT
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.full
 
 ROLLOUTS = 100
 HANG_S = 1200

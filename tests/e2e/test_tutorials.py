@@ -21,7 +21,7 @@ from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.trainers import free_port
 from tests.integration.test_download_gaia import annotated_tree
 
-pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.timeout(900)]
 
 PAGES = ROOT / "docs" / "tutorials"
 JOIN = "def join_names(names):\n    return ', '.join(names)\n"  # right for at most one name

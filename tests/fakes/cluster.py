@@ -11,7 +11,17 @@ from typing import Any
 from orchestrator.agents.equipment import Equipment
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.nodes import Nodes
-from orchestrator.cluster.order import Broken, Delivery, Inspection, NodeFacts, Opening, Order, Pulse, software
+from orchestrator.cluster.order import (
+    Broken,
+    Delivery,
+    Inspection,
+    News,
+    NodeFacts,
+    Opening,
+    Order,
+    Pulse,
+    software,
+)
 from orchestrator.cluster.remote import ListedNode, NodeLost
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait
@@ -43,6 +53,7 @@ class FakeNode:
         self.looked_at: list[tuple[str, Mapping[str, Any] | None]] = []
         self.taking = asyncio.Event()  # unless it is set, no piece of an image is taken
         self.taking.set()
+        self.told: list[News] = []  # that the run will hear of
         self.go = asyncio.Event()
         self.go.set()
         self.silent = asyncio.Event()  # while it is set, nothing is answered
@@ -119,6 +130,13 @@ class FakeNode:
         if self.answers:
             return self.answers.pop(0)
         return Delivery(Record(started_at=1.0, answer=self.name), Ended(EndedName.FINISHED), warm=self.warm)
+
+    async def news(self) -> tuple[News, ...]:
+        while not self.told:
+            await self._there()
+            await asyncio.sleep(0.005)
+        news, self.told = tuple(self.told), []
+        return news
 
     async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes | Broken:
         if self.unreadable:

@@ -129,13 +129,13 @@ def _hostile() -> list[Entry]:
     ]
 
 
-def workshop(folder_: Path) -> Path:
-    """The file of an image whose packages are installed, as its dpkg knows."""
+def workshop(folder_: Path, made: str = "workshop-1", packages: str = _WORKSHOP) -> Path:
+    """The file of an image whose packages are installed, as its dpkg knows. `made`: the name of what is kept."""
     unused = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man")]
     emptied = '--customize-hook=rm -rf "$1"/var/lib/apt/lists "$1"/var/cache/apt'
-    made = _made("workshop-1", "--variant=apt", f"--include={_WORKSHOP}", *unused, emptied, suite="bookworm")
+    root = _made(made, "--variant=apt", f"--include={packages}", *unused, emptied, suite="bookworm")
     config = {"architecture": ARCHITECTURE[os.uname().machine], "os": "linux", "config": {}}
-    return saved(folder_ / "workshop.tar", made.read_bytes(), config=config)
+    return saved(folder_ / "workshop.tar", root.read_bytes(), config=config)
 
 
 def _debian(suite: str) -> bytes:

@@ -27,7 +27,18 @@ def write_odd_run(directory: Path) -> int:
         "score_parts",
         "started_at",
     )
-    fields += ("duration_s", "sandbox", "plan", "completions", "tool_calls", "steps", "notes", "token_source")
+    fields += (
+        "duration_s",
+        "sandbox",
+        "plan",
+        "completions",
+        "tool_calls",
+        "steps",
+        "notes",
+        "token_source",
+        "crossings",
+        "services",
+    )
     rows = [an_attempt_line(rollout_id=f"{f}{n}", **{f: v}) for n, v in enumerate(odd) for f in fields]
     for n, value in enumerate(odd):
         completion = ("kind", "messages", "text", "completion_tokens", "started_s", "segment")
@@ -36,6 +47,10 @@ def write_odd_run(directory: Path) -> int:
             completions=[dict.fromkeys(completion, value)] * 2,
             tool_calls=[dict.fromkeys(("name", "arguments", "output", "error", "started_s"), value)],
             steps=[dict.fromkeys(("step_number", "observations", "error", "is_final_answer"), value)] * 3,
+            crossings=[
+                dict.fromkeys(("method", "host", "port", "target", "status", "refusal", "started_s"), value)
+            ],
+            services=[dict.fromkeys(("name", "image", "healthy_s", "ended", "log"), value)],
             sandbox={"exit": {"exit_code": value, "oom_killed": value, "reason": value}},
             plan={"agent": {"code_tags": value}, "sampling": value},
         )

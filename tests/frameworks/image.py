@@ -22,6 +22,7 @@ from docker.utils import kwargs_from_env
 from orchestrator.launch.image.base import probe_python
 from orchestrator.launch.image.wheels import ImagePython, fetch_wheels, wheels_cache
 from orchestrator.launch.names import DEFAULT_IMAGE
+from tests.frameworks import clock
 from tests.frameworks.programs import PROGRAMS, REQUIREMENTS, SANDBOX_REQUIREMENTS
 
 IMAGE = "rollout-orchestrator-frameworks:1"
@@ -47,7 +48,7 @@ async def frameworks_image() -> str:
 
     Raises ImageNotFound where there is no sandbox image; EnvironmentUnusable where wheels cannot be fetched.
     """
-    modules = dict.fromkeys(module for program in PROGRAMS for module in program.modules)
+    modules = dict.fromkeys(module for program in (*PROGRAMS, *clock.PROGRAMS) for module in program.modules)
     dockerfile = DOCKERFILE.format(base=DEFAULT_IMAGE, modules=" ".join(modules))
     requirements = REQUIREMENTS.read_bytes()
     client = DockerClient(**kwargs_from_env(), timeout=BUILD_S)

@@ -25,7 +25,12 @@ playwright = pytest.importorskip("playwright.async_api", reason="playwright is n
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 GRAVE = ("serious", "critical")
-LOOKS = [(scheme, width) for scheme in ("light", "dark") for width in (390, 1280)]
+ALL_LOOKS = [(scheme, width) for scheme in ("light", "dark") for width in (390, 1280)]
+# One of each scheme and width in `make test`.
+LOOKS = [
+    pytest.param(*look, marks=[] if look in (("light", 1280), ("dark", 390)) else pytest.mark.full)
+    for look in ALL_LOOKS
+]
 SEES_COPIES = """addEventListener("copy", () => {
   const field = document.activeElement;
   window.copied = field && "value" in field && field.value ? field.value : String(getSelection());
@@ -131,8 +136,8 @@ async def test_everything_is_reached_and_worked_by_keyboard(made: dict[str, str]
         assert await page.evaluate("document.activeElement === document.body"), "no more than these"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("scheme", "width"), LOOKS)
+@pytest.mark.full
+@pytest.mark.parametrize(("scheme", "width"), ALL_LOOKS)
 async def test_the_site_has_none_and_its_diagram_is_whole(site: Path, scheme: str, width: int) -> None:
     async with opened(scheme, width) as page:
         await page.goto((site / "index.html").as_uri())
@@ -144,7 +149,7 @@ async def test_the_site_has_none_and_its_diagram_is_whole(site: Path, scheme: st
             assert await diagram.evaluate("code => code.scrollWidth <= code.clientWidth"), between
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_what_a_tutorial_copies_is_what_runs(site: Path) -> None:
     """The button gives the block as the tests run it, without a prompt or a line more."""
     async with opened("light", 1280) as page:

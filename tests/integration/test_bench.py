@@ -12,7 +12,7 @@ import pytest
 from bench.__main__ import SECTIONS
 from tests.fakes.runs import ROOT
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.full
 
 HANG_S = 1200
 

@@ -73,8 +73,10 @@ def test_mixed_tasks_come_most(undisturbed: tuple[list[str], dict[str, str]]) ->
     assert min(counts["q2"], counts["q5"]) > max(counts[f"q{n}"] for n in (0, 1, 3, 4))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("instant", range(INSTANTS))
+@pytest.mark.parametrize(
+    "instant",
+    [pytest.param(n, marks=pytest.mark.full if n else pytest.mark.long) for n in range(INSTANTS)],
+)
 async def test_killed_run_goes_on_with_the_same_tasks(
     home: Path, undisturbed: tuple[list[str], dict[str, str]], instant: int
 ) -> None:
@@ -95,8 +97,10 @@ async def test_killed_run_goes_on_with_the_same_tasks(
     assert len(set(results)) == len(results) >= GROUPS
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("SIGKILL", marks=pytest.mark.long), pytest.param("SIGTERM", marks=pytest.mark.full)],
+)
 async def test_serve_draws_what_process_does_also_when_it_was_ended(
     home: Path, undisturbed: tuple[list[str], dict[str, str]], how: str
 ) -> None:

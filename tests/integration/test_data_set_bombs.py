@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.full
 
 MIB = 1 << 20
 MOST_BYTES = {"gaia": 450 * MIB, "hf": 1_600 * MIB}  # of the largest process

@@ -25,7 +25,13 @@ def with_dead(*dead: int) -> Script:
     return script
 
 
-@pytest.mark.parametrize("dead", [range(DEAD), range(0, TASKS, DEAD)], ids=["first", "spread"])
+@pytest.mark.parametrize(
+    "dead",
+    [
+        pytest.param(range(DEAD), id="first"),
+        pytest.param(range(0, TASKS, DEAD), id="spread", marks=pytest.mark.full),
+    ],
+)
 async def test_dead_tasks_are_dropped_the_others_made_and_resume_gets_past(home: Path, dead: range) -> None:
     groups = home / "run" / "groups.jsonl"
     alive = {f"q{n}" for n in range(TASKS)} - {f"q{n}" for n in dead}

@@ -1,4 +1,4 @@
-"""The proxy by which a dry run asks the hosts it may ask, over real sockets: and that nothing gets past it."""
+"""The network of a dry run: the border with the hosts that the operator names, over real sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from orchestrator.launch.egress import Egress
+from orchestrator.grading.dry_run import Network, network_of
+from orchestrator.launch.listeners import serving as serving_way
+from tests.fakes.upstream import answer, upstream
 from tests.fakes.wheel_index import Index, serving
 
 FILES = {"/one": b"1" * 200_000, "/two": b"2"}
@@ -22,89 +24,77 @@ def index() -> Iterator[Index]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
 @asynccontextmanager
-async def served(egress: Egress) -> AsyncIterator[int]:
+async def served(network: Network) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    async with egress.serving(listener):
+    async with serving_way(listener, network):
         yield port
 
 
-async def said(port: int, *requests: str) -> bytes:
-    """The answer to all of these, sent at once."""
+async def raw(port: int, request: str) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write("".join(f"{request}\r\n\r\n" for request in requests).encode())
+    writer.write(f"{request}\r\n\r\n".encode())
+    writer.write_eof()
     async with asyncio.timeout(20):
-        answer = await reader.read()
+        got = await reader.read()
     writer.close()
-    return answer
+    return got
 
 
-def get(address: str) -> str:
-    return f"GET http://{address} HTTP/1.1\r\nHost: elsewhere.invalid\r\nProxy-Authorization: Basic x"
+def get(address: str, path: str) -> str:
+    return f"GET http://{address}{path} HTTP/1.1\r\nHost: {address}\r\nProxy-Authorization: Basic x"
 
 
-async def test_a_named_host_is_asked_and_a_second_request_gets_nowhere(index: Index) -> None:
-    egress = Egress([index.address])
-    async with served(egress) as port:
-        answer = await said(port, get(f"{index.address}/one"), get(f"{index.address}/two"))
-        assert answer.startswith(b"HTTP/1.0 200")
-        assert answer.endswith(b"\r\n\r\n" + FILES["/one"])
-        through = await said(port, f"CONNECT {index.address} HTTP/1.1", "GET /two HTTP/1.0")
-        assert through.startswith(b"HTTP/1.1 200")
-        assert through.endswith(b"2")
-    assert index.asked == ["/one", "/two"]
-    assert (egress.reached, egress.refused) == ((index.address,), ())
+async def test_a_named_host_is_asked_by_http_and_through_tls_that_is_its_own() -> None:
+    async with upstream(lambda got: answer(b"2"), host="127.0.0.1") as server:
+        places = [f"127.0.0.1:{server.port}", f"127.0.0.1:{server.tls_port}"]
+        network = network_of(places)
+        async with served(network) as port:
+            assert (await raw(port, get(places[0], "/two"))).endswith(b"\r\n\r\n2")
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"CONNECT {places[1]} HTTP/1.1\r\nHost: {places[1]}\r\n\r\n".encode())
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await writer.start_tls(server.trust, server_hostname="127.0.0.1")
+            writer.write(b"GET /two HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            async with asyncio.timeout(20):
+                assert (await reader.read()).endswith(b"\r\n\r\n2")
+            writer.close()
+        assert network.reached == tuple(places)
+        assert network.refused == ()
 
 
 @pytest.mark.parametrize(
     ("allowed", "request_", "status"),
     [
-        (["pypi.org"], "CONNECT {index} HTTP/1.1", 403),
-        (["127.0.0.1"], "CONNECT {index} HTTP/1.1", 403),  # at 80 and 443
-        (["*"], "CONNECT {index} HTTP/1.1", 403),
-        (["*"], "CONNECT localhost:443 HTTP/1.1", 403),
-        (["*"], "CONNECT 2130706433:443 HTTP/1.1", 403),
-        (["*"], "CONNECT 169.254.169.254:80 HTTP/1.1", 403),
-        (["*"], "CONNECT [::ffff:127.0.0.1]:443 HTTP/1.1", 403),
-        (["*"], "CONNECT pypi.org:22 HTTP/1.1", 403),
-        (["{index}"], "POST http://{index}/one HTTP/1.1", 405),
-        (["{index}"], "GET ftp://{index}/one HTTP/1.1", 400),
-        (["{index}"], "GET /one HTTP/1.1", 400),
-        (["{index}"], "CONNECT {index}@pypi.org HTTP/1.1", 400),
-        (["{index}"], "CONNECT 127.0.0.1:99999 HTTP/1.1", 400),
+        (["pypi.org"], "CONNECT {index} HTTP/1.1\r\nHost: {index}", 403),
+        (["127.0.0.1"], "CONNECT {index} HTTP/1.1\r\nHost: {index}", 403),  # at 80 and 443
+        (["*"], "CONNECT {index} HTTP/1.1\r\nHost: {index}", 403),
+        (["*"], "CONNECT localhost:443 HTTP/1.1\r\nHost: localhost:443", 403),
+        (["*"], "CONNECT 2130706433:443 HTTP/1.1\r\nHost: 2130706433:443", 403),
+        (["*"], "CONNECT pypi.org:22 HTTP/1.1\r\nHost: pypi.org:22", 403),
+        (["{index}"], "GET /one HTTP/1.1\r\nHost: {index}", 400),
         (["{index}"], "senseless", 400),
-        (["nowhere.invalid"], "CONNECT nowhere.invalid:443 HTTP/1.1", 502),
+        (["nowhere.invalid"], "GET http://nowhere.invalid/ HTTP/1.1\r\nHost: nowhere.invalid", 502),
     ],
 )
-async def test_nothing_else_gets_out(
-    allowed: list[str], request_: str, status: int, index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    egress = Egress([entry.replace("{index}", index.address) for entry in allowed])
-    async with served(egress) as port:
-        answer = await said(port, request_.replace("{index}", index.address))
-    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+async def test_nothing_else_gets_out(allowed: list[str], request_: str, status: int, index: Index) -> None:
+    network = network_of([entry.replace("{index}", index.address) for entry in allowed])
+    async with served(network) as port:
+        got = await raw(port, request_.replace("{index}", index.address))
+    assert got.startswith(f"HTTP/1.1 {status} ".encode()), got
     assert index.asked == []
-    assert bool(egress.refused) == (status == 403)
-    assert egress.reached == ()
-
-
-async def test_a_name_of_this_machine_is_no_public_host_whatever_it_is_called(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = asyncio.get_running_loop()
-
-    async def here(*_: object, **__: object) -> list[object]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 443))]
-
-    egress = Egress(["*"])
-    async with served(egress) as port:
-        sending = asyncio.create_task(said(port, "CONNECT rebound.example:443 HTTP/1.1"))
-        monkeypatch.setattr(loop, "getaddrinfo", here)
-        assert (await sending).startswith(b"HTTP/1.1 403 ")
-    assert egress.refused == ("rebound.example",)
+    assert bool(network.refused) == (status == 403)
+    assert network.reached == ()
+    if network.refused and "{index}" not in request_:
+        assert b"is not in env.grader_network" in got
 
 
 @pytest.mark.parametrize("password", ["pass", "wrong"])
@@ -116,35 +106,42 @@ async def test_the_operators_own_proxy_is_on_the_way_and_its_password_stays_here
     )
     assert proxy.stdout is not None
     try:
-        async with asyncio.timeout(60):
-            address = (await proxy.stdout.readline()).decode().strip().replace("://", f"://name:{password}@")
-        for name in ("http_proxy", "https_proxy"):
-            monkeypatch.setenv(name, address)
-        monkeypatch.delenv("no_proxy", raising=False)
-        monkeypatch.delenv("NO_PROXY", raising=False)
-        egress = Egress([index.address])
-        assert "name" not in str(egress.environment)
-        async with served(egress) as port:
-            plain = await said(port, get(f"{index.address}/two"))
-            tunnel = await said(port, f"CONNECT {index.address} HTTP/1.1", "GET /two HTTP/1.0")
-        if password == "pass":
-            assert (plain[-1:], tunnel[-1:]) == (b"2", b"2")
-            assert index.asked == ["/two", "/two"]
-        else:
-            assert plain.startswith(b"HTTP/1.1 407")
-            assert tunnel.startswith(b"HTTP/1.1 502")
-            assert b"the proxy answers 407" in tunnel
-            assert index.asked == []
+        async with upstream(lambda got: answer(b"2"), host="127.0.0.1") as server:
+            async with asyncio.timeout(60):
+                address = (await proxy.stdout.readline()).decode().strip().replace("://", f"://name:{password}@")
+            for name in ("http_proxy", "https_proxy"):
+                monkeypatch.setenv(name, address)
+            place = f"127.0.0.1:{server.tls_port}"
+            network = network_of([index.address, place])
+            assert "name" not in str(network.environment)
+            async with served(network) as port:
+                plain = await raw(port, get(index.address, "/two"))
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
+                await reader.readuntil(b"\r\n\r\n")
+                try:
+                    await writer.start_tls(server.trust, server_hostname="127.0.0.1")
+                    passed = True
+                except OSError:
+                    passed = False
+                writer.close()
+            assert passed == (password == "pass")
+            if passed:
+                assert plain.endswith(b"\r\n\r\n2")
+                assert index.asked == ["/two"]
+            else:
+                assert plain.startswith(b"HTTP/1.1 407")
+                assert "the proxy answers 407" in network.border.crossings[-1].refusal
+                assert index.asked == []
     finally:
         proxy.kill()
         await proxy.wait()
 
 
 async def test_connections_end_with_the_block(index: Index) -> None:
-    egress = Egress([index.address])
-    async with served(egress) as port:
+    async with served(network_of([index.address])) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(f"CONNECT {index.address} HTTP/1.1\r\n\r\n".encode())
+        writer.write(f"CONNECT {index.address} HTTP/1.1\r\nHost: {index.address}\r\n\r\n".encode())
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     async with asyncio.timeout(20):
         await reader.read()
@@ -152,5 +149,5 @@ async def test_connections_end_with_the_block(index: Index) -> None:
 
 
 def test_the_sandbox_own_names_are_not_asked_of_the_proxy_unless_they_are_allowed() -> None:
-    assert Egress(["pypi.org"]).environment["no_proxy"] == "localhost,127.0.0.1,::1"
-    assert Egress(["127.0.0.1:8080"]).environment["no_proxy"] == "localhost,::1"
+    assert network_of(["pypi.org"]).environment["no_proxy"] == "localhost,127.0.0.1,::1"
+    assert network_of(["127.0.0.1:8080"]).environment["no_proxy"] == "localhost,::1"

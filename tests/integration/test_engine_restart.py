@@ -25,7 +25,7 @@ from tests.fakes.runs import (
     write_tasks,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.full
 
 TASKS = 6
 AWAY_S = 3.0

@@ -208,7 +208,7 @@ async def play(seed: int, completer: Completer, tokenizer: HubTokenizer) -> tupl
     return name, episode
 
 
-@pytest.mark.parametrize("share", [0.1, pytest.param(1.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("share", [0.1, pytest.param(1.0, marks=pytest.mark.full)])
 @pytest.mark.parametrize("dialect", EPISODES)
 async def test_every_trained_id_and_logprob_is_the_endpoint_s(
     dialect: str, share: float, tokenizer: HubTokenizer
@@ -236,7 +236,7 @@ async def test_every_trained_id_and_logprob_is_the_endpoint_s(
             check(episode, list(sampled_for(server, name).values()), tokenizer, findings)
         log = server.log.completions
     assert findings.violations == 0, findings.wrong
-    assert all(findings.checked[name] for name in CHECKS)
+    assert {name for name in CHECKS if not findings.checked[name]} == {"egress"}, "nothing leaves here"
     played = [task.result()[1] for task in episodes]
     # None of what makes it hard was missing.
     assert sum(e.rewritten for e in played) > 10 * share

@@ -180,7 +180,7 @@ async def test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_f
     refusals = [line for line in ended.stderr.splitlines() if f"HTTP {kind}" in line]
     assert len(refusals) == 1
     assert KEY not in ended.stderr + ended.stdout
-    assert KEY.encode() not in b"".join(p.read_bytes() for p in (home / "run").iterdir())
+    assert KEY.encode() not in b"".join(p.read_bytes() for p in (home / "run").rglob("*") if p.is_file())
     assert done.counts["finished"] >= 2
     assert set(done.counts) == {"finished", "cancelled"}
     async with ScriptedServer("vllm", answers(6)) as server:
@@ -264,47 +264,59 @@ async def engine_behind_a_door(home: Path) -> AsyncIterator[EngineProxy]:
 
 @pytest.mark.long
 @pytest.mark.docker
-async def test_container_killed_by_somebody_else_is_retried_and_one_short_of_memory_is_scored(home: Path) -> None:
+async def test_container_killed_by_somebody_else_costs_no_token_and_one_short_of_memory_is_scored(
+    home: Path,
+) -> None:
     """Only what the policy did itself is its own fault."""
     hoard = "Thought.\n<code>\nhoard = b'x' * (2 << 30)\n</code>"
-    endless = "Thought.\n<code>\nwhile True:\n    pass\n</code>"
+    nap = "Thought.\n<code>\nimport time\ntime.sleep(12)\n</code>"
     asked: list[Call] = []
 
     def script(call: Call) -> str:
         if "of q1!" not in call.task:
             return hoard
         asked.append(call)
-        return endless if len(asked) <= 2 else RIGHT
+        return RIGHT if call.turn else nap
 
     write_tasks(home / "tasks.jsonl", 2)
     async with ScriptedServer("vllm", script) as server:
-
-        def working() -> int:
-            return sum("of q1!" in s.call.task for s in server.log.completed if s.call)
-
         limits = {"group_size": 1, "step_timeout": 3600, "rollout_timeout": 3600, "warm_sandboxes": 0}
         given = flags(home, server.base_url, launcher="docker", **limits)
         async with running(*given, directory=home) as started:
             await until(lambda: outcome_seen(home / "run", "out_of_memory"), "the hoarder has ended")
             pid = started.process.pid
+            await until(lambda: bool(asked), "it works")
+            seen: list[str] = []
+
+            async def next_one() -> str:
+                """One more may have been made ahead, which is removed."""
+                before: list[str] = []
+                async with asyncio.timeout(60):
+                    while True:
+                        now = containers_of(pid)
+                        if len(now) == 1 and now == before and now[0] not in seen:
+                            return now[0]
+                        before = now
+                        await asyncio.sleep(1)
+
             for number in (1, 2):
-                await until(lambda number=number: working() == number, "it works")
-                await until(lambda: len(containers_of(pid)) == 1, "the others' containers are removed")
-                name = containers_of(pid)[0].removeprefix("/")
+                seen.append(await next_one())
+                name = seen[-1].removeprefix("/")
                 with engine() as client:
                     # The second time pid 1 is asked, and what runs in there sees it go.
                     client.kill(name) if number == 1 else client.stop(name, timeout=60)
             done = checked(home, await started.ended(), server)
     assert done.ended.code == 0, done.ended.stderr
-    assert done.counts == {"out_of_memory": 1, "sandbox_lost": 2, "finished": 1}
+    assert done.counts == {"out_of_memory": 1, "finished": 1}
     hoarder, *others = sorted(lines(home / "run/rollouts.jsonl"), key=lambda line: line["rollout_id"])
     assert hoarder["outcome"] == "out_of_memory"
     assert 0 <= hoarder["score"] <= 0.45, "a wrong answer's share at most"
-    assert [(line["attempt"], line["outcome"]) for line in others] == [
-        (0, "sandbox_lost"),
-        (1, "sandbox_lost"),
-        (2, "finished"),
-    ]
+    assert [(line["attempt"], line["outcome"]) for line in others] == [(0, "finished")]
+    assert [(one["turn"], one["refused"]) for one in others[0]["continued"]] == [(1, "")], (
+        "the second had not got further"
+    )
+    assert [call.turn for call in asked].count(0) == 1, "what was answered is not sampled again"
+    assert "continued      1, tokens kept " in done.ended.stdout
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from tests.fakes.runs import flags, lines, place, run
 _WHY_NOT = oci_images.why_not() or ("needs root" if os.geteuid() else None)
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.long,
+    pytest.mark.full,
     pytest.mark.timeout(600),
     pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or ""),
 ]
@@ -72,7 +72,7 @@ async def test_tasks_are_run_where_they_say_and_the_others_are_counted(home: Pat
     assert ended.code == 0, ended
     notes = (
         "of 4 tasks 3 can run: 1 needs a GPU",
-        "2 of these tasks ask for a network: they run without one",
+        "2 of these tasks ask for a network: they have what env.egress gives",
         "keys of task.toml that are not read: environment.colour (1 tasks)",
     )
     told = json.loads((home / "run" / "run.json").read_bytes())["notes"]
@@ -93,4 +93,7 @@ async def test_tasks_are_run_where_they_say_and_the_others_are_counted(home: Pat
     limits = plans["built"]["limits"]
     assert (limits["deadline_s"], limits["rollout_timeout_s"]) == (100.0, 100.0)
     notes_of = {line["task_id"]: line["notes"] for line in good}
-    assert notes_of == {"built": ["its task asks for a network (public); it has had none"], "named": []}
+    assert notes_of == {
+        "built": ["its task asks for a network (public): it had what env.egress gave it"],
+        "named": [],
+    }

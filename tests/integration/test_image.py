@@ -269,7 +269,7 @@ def _read(tar: tarfile.TarFile, member: str | tarfile.TarInfo) -> bytes:
     return file.read()
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_nothing_of_the_building_machine_is_in_any_layer(
     engine: docker.DockerClient, from_wheel: FromWheel, tmp_path: Path
 ) -> None:
@@ -301,7 +301,7 @@ async def test_an_unchanged_image_is_not_built_again(image: BuiltImage) -> None:
     assert lines == [f"{image.tag} is up to date"]
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_a_cancelled_build_leaves_neither_stage_nor_tag(
     engine: docker.DockerClient, image: BuiltImage, scratch_tag: str
 ) -> None:
@@ -320,7 +320,7 @@ async def test_a_cancelled_build_leaves_neither_stage_nor_tag(
     assert not engine.images.list(scratch_tag)  # stages: the fixture looks
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_a_failed_build_says_why_and_leaves_no_stage(
     engine: docker.DockerClient, image: BuiltImage, scratch_tag: str
 ) -> None:
@@ -345,7 +345,7 @@ async def test_no_engine_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPa
         await ensure_image(progress=print)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_an_installed_wheel_builds_the_same_image_from_an_empty_folder(
     engine: docker.DockerClient, from_wheel: FromWheel
 ) -> None:
@@ -354,7 +354,7 @@ def test_an_installed_wheel_builds_the_same_image_from_an_empty_folder(
     assert list(from_wheel.folder.iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_an_installed_wheel_brings_no_package_of_a_common_name(from_wheel: FromWheel) -> None:
     assert {path.name for path in from_wheel.site.iterdir()} & {"sandbox", "proto", "tests"} == set()
     assert from_wheel.importable == ["orchestrator", "rollout_api"]

@@ -54,7 +54,7 @@ def why_not() -> str | None:
 
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.full,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
 ]

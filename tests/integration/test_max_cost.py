@@ -44,12 +44,12 @@ async def test_a_run_ends_before_its_cost_is_passed_and_goes_on_to_the_same_grou
         assert not ended.traceback
         assert 0 < cost(home / "run") <= most
         assert printed(ended) == pytest.approx(cost(home / "run"), abs=1e-3)
-        assert "env.max_cost: completions have cost" in ended.stderr
+        assert "env.max_cost: the run has cost" in ended.stderr
         assert "--env.resume" in ended.stderr
         assert 0 < len(lines(home / "run" / "groups.jsonl")) < TASKS
         again = await run("--env.resume", "run", directory=home)
         assert again.code == 1, "nothing is left"
-        assert "env.max_cost: completions have cost" in again.stderr
+        assert "env.max_cost: the run has cost" in again.stderr
         more = await run("--env.resume", "run", f"--env.max_cost={10 * everything}", directory=home)
         assert more.code == 0, more.stderr
     assert essence(home / "run" / "groups.jsonl") == essence(home / "whole" / "groups.jsonl")
@@ -77,7 +77,7 @@ async def test_serve_ends_so_too(home: Path) -> None:
     assert ended.code == 1, ended.stderr
     assert not ended.traceback, ended.stderr
     assert 0 < cost(home / "run") <= 4
-    assert "env.max_cost: completions have cost" in ended.stderr
+    assert "env.max_cost: the run has cost" in ended.stderr
     assert 0 < len(trainer.groups) < 40
 
 
@@ -119,7 +119,7 @@ async def test_where_no_tokenizer_counts_a_prompt_its_bytes_bound_it(home: Path)
         ended = await run(*given, *PRICES, directory=home)
         assert not server.log.completions or all(s.probe for s in server.log.completions)
     assert ended.code == 1, ended.stderr
-    assert "env.max_cost: completions have cost 0.0000" in ended.stderr
+    assert "env.max_cost: the run has cost 0.0000" in ended.stderr
 
 
 async def test_a_program_gets_the_rows_that_are_paid(home: Path) -> None:

@@ -101,17 +101,18 @@ async def test_the_groups_are_those_of_the_other_launchers_and_no_engine_is_need
     assert all(line["cpu_s"] > 0 for line in lines(home / "run" / "rollouts.jsonl"))
 
 
-async def test_a_sandbox_ended_by_somebody_else_is_retried_and_one_killed_or_short_of_memory_is_scored(
+async def test_a_sandbox_ended_by_somebody_else_costs_no_token_and_one_killed_or_short_of_memory_is_scored(
     home: Path,
 ) -> None:
     """Of a kill nobody can tell whether the code has earned it."""
     hoard = "Thought.\n<code>\nhoard = b'x' * (2 << 30)\n</code>"
+    nap = "Thought.\n<code>\nimport time\ntime.sleep(4)\n</code>"
     asked: Counter[str] = Counter()
 
     def script(call: Call) -> str:
         task = next((name for name in ("q0", "q1", "q2") if f"of {name}!" in call.task), "a probe")
         asked[task] += 1
-        return {"q0": hoard, "q1": ENDLESS if asked["q1"] == 1 else RIGHT, "q2": ENDLESS}.get(task, RIGHT)
+        return {"q0": hoard, "q1": RIGHT if call.turn else nap, "q2": ENDLESS}.get(task, RIGHT)
 
     write_tasks(home / "tasks.jsonl", 3)
     async with ScriptedServer("vllm", script) as server:
@@ -135,10 +136,10 @@ async def test_a_sandbox_ended_by_somebody_else_is_retried_and_one_killed_or_sho
     ]
     assert sorted(told) == [
         ("q0", 0, "out_of_memory", False),
-        ("q1", 0, "sandbox_lost", True),
-        ("q1", 1, "finished", False),
+        ("q1", 0, "finished", False),
         ("q2", 0, "sandbox_crashed", False),
     ]
+    assert asked["q1"] == 2, "nothing was sampled twice"
     assert all(
         line["score"] <= 0.45 for line in lines(home / "run/rollouts.jsonl") if line["task_id"] in ("q0", "q2")
     )

@@ -168,7 +168,7 @@ def test_whether_anybody_is_there() -> None:
         assert send(endpoint, "OPTIONS", CHAT) == (204, b"")
     assert endpoint.notes.take().refusals == (
         "HEAD /v1/files got HTTP 404: there is no HEAD '/v1/files': GET goes to /v1/models, POST to "
-        "/v1/chat/completions, /v1/completions, /v1/messages, /v1/responses",
+        "/v1/chat/completions, /v1/completions, /v1/messages, /v1/responses, /mcp",
     )
 
 

@@ -25,7 +25,7 @@ from orchestrator.proxy.requests import AgentRequest, CallMessage
 from orchestrator.types import CompletionKind, Message, Record, Sampling, Wishes
 from tests.fakes.plans import a_plan, an_agent
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.full
 MODEL = "smollm2-135m"
 
 

@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.report import write_report
+from orchestrator.run.groups import scored_data_group
+from orchestrator.run.line import attempt_line
+from orchestrator.run.lines import dumps
 from orchestrator.run.prices import PriceList
-from tests.fakes.odd_run import write_odd_run
+from tests.fakes.odd_run import an_attempt_line, write_odd_run
 from tests.fakes.synthetic_run import HOSTILE, write_synthetic_run
+from tests.fakes.trees import tree
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -419,6 +423,11 @@ def test_code_prompts_ids_and_the_command_of_a_replay_are_copied(page, report: s
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.startswith("orchestrator replay /")
     assert copied.endswith("--rollout g000001-r01-a0")
+    for place, ending in (("", "g000001-r01-a0"), ("/2", "g000001-r01-a0 --turn 2")):
+        open_at(page, report, f"#rollout-g000001-r01-a0{place}")
+        page.get_by_role("button", name="copy the command that branches at the open turn").click()
+        until(page, f"navigator.clipboard.readText().then((text) => text.endsWith('--rollout {ending}'))")
+        assert page.evaluate("navigator.clipboard.readText()").startswith("orchestrator branch /")
     page.locator(".turn").nth(1).locator(".part-code .copy").click()
     until(page, "navigator.clipboard.readText().then((text) => text.startsWith('total = '))")
     page.click(".tokens > summary")
@@ -500,3 +509,102 @@ def test_commands_of_a_shell_agent_are_code(browser, tmp_path: Path, format: str
     open_at(page, (tmp_path / "groups.html").as_uri(), f"#rollout-{line['rollout_id']}")
     assert page.locator(".turn .part-code pre").all_text_contents() == shown
     page.close()
+
+
+def test_a_tree_is_drawn_and_leads_to_its_branches_by_keyboard(browser, tmp_path: Path) -> None:
+    group = tree()
+    record = b"".join(dumps(attempt_line(member)) + b"\n" for member in group.members_G)
+    (tmp_path / "rollouts.jsonl").write_bytes(record)
+    (tmp_path / "groups.jsonl").write_bytes(dumps(scored_data_group(group)) + b"\n")
+    write_report(tmp_path, tmp_path / "groups.jsonl", tmp_path / "tree.html", tokenizer=None)
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{(tmp_path / 'tree.html').as_uri()}#group-0")
+    shows(page)
+    assert page.locator(".tree > li").count() == 2, "the trunk and the whole rollout"
+    forks = page.locator(".tree .fork")
+    assert [text.split(" of its own")[0].split("-a0")[0] for text in forks.all_text_contents()] == [
+        "from turn 21.000 g000000-r01",
+        "from turn 30.000 g000000-r02",
+    ]
+    forks.locator("a").first.focus()
+    page.keyboard.press("Enter")
+    at(page, "#rollout-g000000-r01-a0")
+    assert "branched from g000000-r00-a0, turn 2" in page.locator("header").last.text_content()
+    assert page.locator(".turn").count() == 3
+    assert page.locator(".turn.inherited").count() == 1
+    page.locator("header a", has_text="turn 2").click()
+    at(page, "#rollout-g000000-r00-a0/2")
+    page.close()
+
+
+def test_a_rollout_shows_its_requests_and_services(page, tmp_path: Path):
+    asked = {
+        "started_s": 1.0,
+        "ended_s": 1.5,
+        "method": "GET",
+        "scheme": "https",
+        "host": "files.example",
+        "port": 443,
+    }
+    asked |= {"target": "/" + "x" * 200, "status": 200, "refusal": "", "sent": 0, "received": 1234}
+    no = asked | {"refusal": "<img src=x onerror=alert(1)>", "status": None, "source": "border"}
+    crossings = [asked | {"source": "cache"}, no, *[asked | {"source": "network"}] * 203]
+    beside = {"name": "db", "image": "postgres:16", "started_s": 0.0, "healthy_s": 2.0, "log": "<b>ready</b>"}
+    services = [beside | {"ended": ""}, beside | {"name": "q", "healthy_s": None, "ended": "code 1", "log": ""}]
+    call = {
+        "name": "get_time",
+        "arguments": {},
+        "output": "12:00",
+        "error": None,
+        "started_s": 2.5,
+        "ended_s": 3.0,
+    }
+    turns = [{"kind": "action", "text": "a", "started_s": at, "ended_s": at + 0.5} for at in (0.0, 1.6)]
+    line = an_attempt_line(crossings=crossings, services=services, tool_calls=[call], completions=turns)
+    (tmp_path / "rollouts.jsonl").write_bytes(dumps(line | {"duration_s": 4.0, "started_at": 1e9}) + b"\n")
+    (tmp_path / "run.json").write_text('{"agent": {"mcp_tools": {"get_time": {"server": "clock"}}}}')
+    odd, errors = opened_apart(page, tmp_path)
+    tiles = odd.locator(".tile").all_text_contents()
+    assert "205requests to the outside1 refused, 1 from the cache, 253 kB received" in tiles
+    assert "2services beside agents1 ended by themselves" in tiles
+    assert "asks the outside" in odd.locator(".legend").last.text_content()
+    odd.evaluate("() => { location.hash = rolloutHash(run.rollouts[0]); route(); }")
+    shows(odd)
+    course = odd.locator(".course")
+    assert course.locator(".lane").evaluate_all("all => all.map((one) => one.ariaLabel)") == [
+        "completions: 2", "MCP clock: 1", "requests: 205, 1 refused", "db: there after 2.00 s", "q: code 1",
+    ]  # fmt: skip
+    assert course.locator(".bad").count() == 2  # the refused request, and the service that ended
+    starts, runs = (course.locator(".lane").nth(3).locator("i").nth(place).bounding_box() for place in range(2))
+    assert runs["width"] == pytest.approx(2 * starts["width"], abs=2)  # 2 s before the assignment, 4 s behind it
+    course.locator(".bad").first.hover()
+    assert odd.locator(".course + .told").text_content().startswith("GET https://files.example:443/xxx")
+    course.locator(".lane").nth(1).locator("i").click()
+    odd.wait_for_url("**/2")
+    shows(odd)
+    assert "MCP clock: get_time" in odd.locator("#turn-2").text_content()
+    assert "200 requests to the outside, 1 refused" in odd.locator("#turn-1 h2").text_content()
+    figures = odd.locator("#view dl.facts").first.text_content()
+    assert "requests205" in figures
+    assert "refused1" in figures
+    requests = odd.locator(".requests")
+    requests.locator("> summary").click()
+    assert requests.locator("tbody tr").count() == 200
+    first, refused = (requests.locator("tbody tr").nth(place) for place in range(2))
+    assert first.locator("td").all_text_contents() == [
+        "GET", ("https://files.example:443/" + "x" * 200)[:80] + "…", "200", "0", "1,234", "0.50 s", "cache",
+    ]  # fmt: skip
+    assert refused.get_attribute("class") == "refused"
+    assert refused.locator("td").nth(2).text_content() == "refused: <img src=x onerror=alert(1)>"
+    assert requests.locator("p.none").text_content() == "5 more requests in the record"
+    beside_it = odd.locator(".services")
+    beside_it.locator("> summary").click()
+    rows = beside_it.locator("tbody tr")
+    assert rows.nth(0).locator("td").all_text_contents() == ["db", "postgres:16", "2.00 s", "with the rollout"]
+    assert rows.nth(1).locator("td").all_text_contents() == ["q", "postgres:16", "never", "code 1"]
+    beside_it.locator("details summary").click()
+    assert beside_it.locator("pre").text_content() == "<b>ready</b>"
+    for width in (390, 1280):
+        odd.set_viewport_size({"width": width, "height": 900})
+        assert odd.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert errors == []

@@ -56,7 +56,7 @@ def built_site(folder: Path) -> Path:
     return folder / "build" / "site"
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_it_is_built_without_a_warning_and_can_be_searched(tmp_path: Path) -> None:
     site = built_site(tmp_path)
     found = json.dumps(json.loads((site / "search.json").read_text()))

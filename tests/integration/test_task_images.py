@@ -264,7 +264,7 @@ def store(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageSt
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or bool(missing_packages()), reason="needs root and buildah")
 
 
-@pytest.mark.long
+@pytest.mark.full
 @needs_root
 async def test_buildah_makes_the_same_of_a_dockerfile(
     store: ImageStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,7 +316,7 @@ def _command(process: Path) -> bytes:
     return b""
 
 
-@pytest.mark.long
+@pytest.mark.full
 @needs_root
 async def test_the_launcher_oci_takes_what_docker_has_built(base: str, word: str) -> None:
     with (

@@ -201,6 +201,7 @@ def test_help_of_a_first_run_is_one_screen_whose_example_is_accepted(
     assert "--env.dataset SOURCE" in text
     assert "--api-key KEY" in text
     assert "--env.web_deny_words" not in text
+    assert ("--env.branch RULE" in text) == (name == "process")
     assert f"`orchestrator {name} --help all` shows all" in text
     example = text.partition("example:\n")[2].partition("\n\n")[0]
     assert cli.main(shlex.split(example.replace("\\\n", " "))[1:]) == 0

@@ -72,7 +72,8 @@ def test_every_choice_of_every_command_is_offered(bash: Path) -> None:
 def test_every_command_is_offered_with_its_flags(bash: Path) -> None:
     assert set(completed(bash, "")) == {"help", *(command.name.split()[0] for command in COMMANDS)}
     for command in COMMANDS:
-        assert set(completed(bash, *command.name.split(), "--")) == set(command.flags())
+        flags = {flag for flag in command.flags() if flag.startswith("--")}
+        assert set(completed(bash, *command.name.split(), "--")) == flags
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

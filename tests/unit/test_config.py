@@ -115,7 +115,7 @@ def test_every_row_says_what_resuming_does_with_it_and_which_commands_take_it() 
     [
         (AgentSpec, {"kind", "call_format", "main_line"}),
         (SandboxSpec, {"runtime", "storage_bytes", "storage_inodes", "layers", "user"}),
-        (Limits, {"completions"}),
+        (Limits, {"completions", "stream_bytes"}),
         (Sampling, {"max_tokens", "seed"}),
     ],
 )

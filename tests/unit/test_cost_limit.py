@@ -15,14 +15,14 @@ from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.cost_limit import CostLimit
 from orchestrator.rules.observer import Observer
-from orchestrator.run.prices import Prices
+from orchestrator.run.prices import PriceList, Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.table import EnvSettings
-from orchestrator.types import CompletionKind, FailedName, Wishes
+from orchestrator.types import CompletionKind, Crossing, FailedName, Wishes
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import TALK, a_plan
+from tests.fakes.plans import TALK, a_plan, an_attempt
 from tests.fakes.synthetic_run import WordTokenizer
 
 
@@ -49,7 +49,7 @@ async def test_a_completion_that_could_pass_the_limit_is_not_asked_for() -> None
     async with cost_limit.hold("s", 100, 50) as settle:
         settle(100, 50)
     assert cost_limit.spent == pytest.approx(8.0)
-    with pytest.raises(CostReached, match=r"env\.max_cost: completions have cost 8\.0000 of 10"):
+    with pytest.raises(CostReached, match=r"env\.max_cost: the run has cost 8\.0000 of 10"):
         async with cost_limit.hold("t", 100, 11):
             pass
     async with cost_limit.hold("t", 100, 10):
@@ -188,9 +188,45 @@ def test_what_earlier_attempts_cost_is_spent_before_they_get_their_score() -> No
     assert told.cost_limit.spent == pytest.approx(9.5), "the next attempt of that place is another one"
 
 
+def test_what_a_rollout_asked_is_spent_when_it_is_over_and_ends_no_other() -> None:
+    told = Told(10.0)
+    for name in "abc":
+        told.cost_limit.begun(name, name)
+    told.cost_limit.ended("a", "a", 3.0, graded=True, held=True, apart=2.5)  # its completions were held
+    assert (told.cost_limit.spent, told.cost_limit.is_empty) == (2.5, True), "three more would be 12"
+    told.cost_limit.ended("b", "b", 9.0, graded=True, held=True, apart=9.0)
+    assert told.cost_limit.spent == 11.5, "those under way come to their end"
+
+
+def test_a_request_has_a_price_beside_those_of_tokens_or_alone() -> None:
+    asked = Crossing(1, 0.0, 1.0, "GET", "https", "h.example", 443, "/", 200, source="network")
+    free = (replace(asked, source="cache"), replace(asked, source="record"), replace(asked, source="border"))
+    attempt = an_attempt()
+    attempt = replace(attempt, record=replace(attempt.record, crossings=(asked, asked, *free)))
+    server = OpenAISettings(model_name="m", prompt_price=0.0, completion_price=0.0)
+    for servers in ((server,), (OpenAISettings(),)):
+        prices = Prices.of(servers, EnvSettings(request_price=0.5))
+        assert prices is not None
+        assert prices.cost_of(attempt) == 1.0
+        assert Prices.recorded({"prices": prices.public()}) == prices
+        tally = Tally(prices)
+        tally.attempt(attempt)
+        assert tally.cost == 1.0
+    assert Prices.of((OpenAISettings(),), EnvSettings()) is None
+
+
+def test_afterwards_a_request_gets_a_price_where_the_run_has_none() -> None:
+    tokens = Prices(((1.0, 2.0),), (1.0,))
+    later = PriceList.read(None, None, None, 0.25)
+    assert later.of({"prices": tokens.public()}) == replace(tokens, request=0.25)
+    assert later.of({"prices": replace(tokens, request=4.0).public()}) == replace(tokens, request=4.0)
+    assert later.of({}) == Prices(((0.0, 0.0),), (1.0,), 0.25)
+    assert PriceList().of({}) is None
+
+
 def priced(table: Path, *models: str) -> Prices | None:
     servers = tuple(OpenAISettings(model_name=model) for model in models)
-    return Prices.of(servers, table)
+    return Prices.of(servers, EnvSettings(price_table=table))
 
 
 def test_prices_come_from_a_table_by_model(tmp_path: Path) -> None:
@@ -200,7 +236,7 @@ def test_prices_come_from_a_table_by_model(tmp_path: Path) -> None:
     assert prices is not None
     assert prices.cost("g0", 1_000_000, 1_000_000) == 18
     own = OpenAISettings(model_name="other", prompt_price=1.0, completion_price=1.0)
-    assert Prices.of((own,), table) == Prices(((1.0, 1.0),), (1.0,))
+    assert Prices.of((own,), EnvSettings(price_table=table)) == Prices(((1.0, 1.0),), (1.0,))
     with pytest.raises(ConfigError, match=r"env\.price_table: no prices of other in "):
         priced(table, "small", "other")
 

@@ -149,10 +149,10 @@ def test_metrics_have_accuracy_by_level_and_source_and_are_plain_numbers() -> No
 def test_cost_is_of_every_attempt_at_its_server_s_price() -> None:
     group = a_group([True, None])
     sampled = group.attempts[0].record.sampled_tokens
-    evaluation = measured(group, prices=Prices.of((PRICED,), None))
+    evaluation = measured(group, prices=Prices.of((PRICED,), EnvSettings()))
     assert evaluation.cost == pytest.approx(3 * (10 * 2.0 + sampled * 8.0) / 1e6)
     dear = replace(PRICED, prompt_price=0.0, completion_price=1000.0, weight=3.0)
-    two = Prices.of((PRICED, dear), None)
+    two = Prices.of((PRICED, dear), EnvSettings())
     assert two is not None
     ids = [f"g{n:06d}-r00-a0" for n in range(50)]
     places = [server_of(rollout_id, two.weights) for rollout_id in ids]
@@ -164,14 +164,14 @@ def test_cost_is_of_every_attempt_at_its_server_s_price() -> None:
 
 
 def test_half_a_price_is_refused() -> None:
-    assert Prices.of(Config().openai, None) is None
+    assert Prices.of(Config().openai, EnvSettings()) is None
     for servers in ([replace(PRICED, prompt_price=None)], [PRICED, OpenAISettings()]):
         with pytest.raises(ConfigError, match="give both, for every server, or none"):
-            Prices.of(servers, None)
+            Prices.of(servers, EnvSettings())
 
 
 def test_the_table_shows_labels_as_text_and_what_is_missing() -> None:
-    prices = Prices.of((PRICED,), None)
+    prices = Prices.of((PRICED,), EnvSettings())
     evaluation = measured(a_group([True, None], level="[red]\x1b[31m"), prices=prices)
     stream, tally = StringIO(), Tally(prices)
     tally.attempt(an_attempt(Failed(FailedName.SCORER_ERROR, "mine raised\n\x1b[31mKeyError")))

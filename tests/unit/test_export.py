@@ -16,6 +16,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.commands import table
+from orchestrator.completion.trajectory import in_lines
 from orchestrator.exporting.folder import ParquetRows
 from orchestrator.exporting.formats import FORMATS, IDS, TALK
 from orchestrator.exporting.harbor import HARBOR
@@ -24,8 +25,11 @@ from orchestrator.run.line import read_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.run.rows import recorded_rows
 from orchestrator.settings.kinds import Choice
+from orchestrator.settings.sources import load_config
 from tests.fakes.recorded_run import write_recorded_run
 from tests.fakes.tokenizer import tokenizer_folder
+from tests.fakes.trees import tree
+from tests.fakes.written import write_run
 
 
 @pytest.fixture(scope="module")
@@ -555,3 +559,29 @@ def test_what_fails_leaves_nothing(recorded: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("orchestrator.exporting.folder.JsonRows.write", full)
     assert export(recorded, tmp_path / "trl", "--format", "trl") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_rollouts_that_part_at_a_turn_are_pairs_behind_all_that_they_share(tmp_path: Path) -> None:
+    group = tree()
+    members = group.members_G
+    config = load_config(
+        env={"group_size": 4, "tokenizer_name": "none"},
+        openai={"base_url": "http://localhost:9/v1", "model_name": "scripted"},
+    )
+    run = write_run(tmp_path / "run", *members, facts={"version": "0.1.0", "config": config.public()})
+    assert export(run, tmp_path / "dpo", "--format", "dpo") == 0
+    trunk, second = (member.attempt.plan.rollout_id for member in members[:2])
+    (pair,) = rows(tmp_path / "dpo")
+    assert (pair["chosen_rollout_id"], pair["rejected_rollout_id"]) == (second, trunk)
+    (_, chosen), (_, rejected) = (in_lines(member.attempt.record.turns)[1] for member in (members[1], members[0]))
+    assert [m["content"] for m in pair["prompt"]] == [m.content for m in chosen] == [m.content for m in rejected]
+    assert [pair[side][0]["content"] for side in ("chosen", "rejected")] == ["r2t2</code>", "r1t2</code>"]
+    assert pair["prompt_ids"][-2:] != [110, 111]
+    assert {110, 111} <= set(pair["prompt_ids"]), "the trunk's first turn is what both have"
+    trained = {
+        side: [i for i, m in zip(pair[f"{side}_ids"], pair[f"{side}_mask"], strict=True) if m]
+        for side in ("chosen", "rejected")
+    }
+    assert trained == {"chosen": [220, 221, 230, 231], "rejected": [120, 121, 130, 131]}
+    # The other branch shares the task alone with the whole rollout: what it inherited is no answer of its own.
+    assert left_out(tmp_path / "dpo") == {"in a pair whose prompts differ": 2}

@@ -22,6 +22,7 @@ LAUNCHER = "integration/launch/test_docker_launcher.py"
 OCI = "integration/launch/test_oci_launcher.py"
 OCI_RUN = "integration/test_oci_run.py"
 TOOLS = "integration/test_web_tools.py"
+MCP = "integration/test_mcp_servers.py"
 OUTCOME = "unit/test_outcome.py"
 BUILDS = "unit/test_builds.py"
 AGENT = "integration/test_agent_error.py"
@@ -93,9 +94,6 @@ ROWS = {
         f"{WORDS}::test_a_status_that_no_text_causes_and_that_passes_costs_no_rollout",
         f"{WORDS}::test_one_server_of_five_that_lacks_the_model_costs_no_rollout",
     ],
-    "endpoint: no credit left (402, `insufficient_quota`)": [
-        f"{WORDS}::test_an_account_without_credit_ends_the_run_soon_with_the_services_words"
-    ],
     "endpoint: answers in words of its own": [
         f"{WORDS}::test_a_whole_answer_is_one_whatever_its_finish_reason_is_called",
         f"{WORDS}::test_an_answer_that_was_cut_off_says_so_in_whatever_words",
@@ -105,7 +103,8 @@ ROWS = {
         "unit/test_refused_parameters.py::test_what_a_service_refuses_costs_no_rollout_a_completion",
         "unit/test_refused_parameters.py::test_a_temperature_that_is_not_taken_is_said_and_never_replaced",
     ],
-    "endpoint: 401, 403": [
+    "endpoint: 401, 403, no credit left (402, `insufficient_quota`)": [
+        f"{WORDS}::test_an_account_without_credit_ends_the_run_soon_with_the_services_words",
         f"{FAULTS}::test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_finished",
         f"{BLAME}::test_a_refusal_of_one_rollouts_text_ends_no_other_rollout",
         f"{BLAME}::test_a_task_whose_text_is_refused_is_no_refused_key_and_no_rollout_is_scored",
@@ -118,6 +117,13 @@ ROWS = {
         f"{FAULTS}::test_prompt_that_is_too_long_is_the_policys_own_end",
         f"{OUTCOME}::test_a_task_that_does_not_fit_is_the_data_s_fault",
     ],
+    "MCP server: ends, hangs, prints garbage, answers 100 MB": [
+        f"{MCP}::test_a_server_that_a_call_killed_is_begun_anew_and_nobody_is_drawn_again",
+        f"{MCP}::test_a_server_that_hangs_is_begun_anew",
+        f"{MCP}::test_garbage_between_the_lines_is_passed_over",
+        f"{MCP}::test_an_answer_of_100_megabytes_costs_its_own_call_alone",
+        f"{MCP}::test_only_who_had_no_call_under_way_ends_as_tool_error",
+    ],
     "web tool: refused, 429, 5xx, huge, binary, private address": [
         f"{TOOLS}::test_a_service_that_is_down_is_an_error_without_the_key",
         f"{TOOLS}::test_a_large_page_is_cut_and_says_so",
@@ -126,7 +132,7 @@ ROWS = {
         f"{TOOLS}::test_a_failing_service_ends_the_rollout_only_where_that_was_asked_for",
     ],
     "sandbox: code killed for memory": [
-        f"{FAULTS}::test_container_killed_by_somebody_else_is_retried_and_one_short_of_memory_is_scored",
+        f"{FAULTS}::test_container_killed_by_somebody_else_costs_no_token_and_one_short_of_memory_is_scored",
         "integration/attacks/test_attacks.py::test_the_attack_is_contained_and_earns_nothing",
     ],
     "sandbox: pid 1 or the runner killed for memory, or crashed": [
@@ -149,7 +155,7 @@ ROWS = {
         f"{AGENT}::test_a_program_that_loses_its_patience_later_is_excused_if_the_endpoint_is_away"
     ],
     "sandbox: killed, paused or removed by somebody else": [
-        f"{FAULTS}::test_container_killed_by_somebody_else_is_retried_and_one_short_of_memory_is_scored",
+        f"{FAULTS}::test_container_killed_by_somebody_else_costs_no_token_and_one_short_of_memory_is_scored",
         f"{LAUNCHER}::test_container_that_somebody_else_ends_is_lost",
     ],
     "sandbox: ends with 0 and without a result": [
@@ -182,7 +188,7 @@ ROWS = {
         f"{OCI}::test_a_cancel_while_the_runtime_hangs_is_carried_out_when_it_is_over",
     ],
     "OCI runtime: a sandbox is ended by somebody else": [
-        f"{OCI_RUN}::test_a_sandbox_ended_by_somebody_else_is_retried_and_one_killed_or_short_of_memory_is_scored",
+        f"{OCI_RUN}::test_a_sandbox_ended_by_somebody_else_costs_no_token_and_one_killed_or_short_of_memory_is_scored",
         "unit/test_oci_machine.py::test_whose_doing_an_end_is",
     ],
     "OCI runtime: the keeper is killed": [
@@ -227,12 +233,10 @@ ROWS = {
     "`serve`: a rollout past `env.worker_timeout`": [
         f"{SLOTS}::test_a_rollout_cut_off_by_the_worker_timeout_ends_as_timeout_and_is_not_drawn_again"
     ],
-    "`serve`: the run-api answers 5xx to a delivery, or the connection is cut": [
-        "integration/atropos/test_feed.py::test_gateway_s_answer_is_no_proof_that_nothing_arrived"
-    ],
-    "`serve`: killed or cancelled in a delivery": [f"{ENDED}::test_ended_in_the_middle_of_a_delivery"],
-    "`serve`: the run-api is restarted with a delivery open": [
-        f"{ENDED}::test_ended_in_a_delivery_whose_fate_cannot_be_told_it_is_counted_and_not_sent_again"
+    "`serve`: a delivery is cut off, by a 5xx, a kill or a restart of the run-api": [
+        "integration/atropos/test_feed.py::test_gateway_s_answer_is_no_proof_that_nothing_arrived",
+        f"{ENDED}::test_ended_in_the_middle_of_a_delivery",
+        f"{ENDED}::test_ended_in_a_delivery_whose_fate_cannot_be_told_it_is_counted_and_not_sent_again",
     ],
     "cluster: a node dies, leaves, or its host actor is killed": [
         f"{NODES}::test_a_node_that_dies_costs_no_retry_and_its_rollouts_are_drawn_elsewhere",

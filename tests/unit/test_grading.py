@@ -17,12 +17,13 @@ from orchestrator.grading.cases import case_results
 from orchestrator.grading.left_behind import LeftBehind
 from orchestrator.grading.reports import test_results as results_of
 from orchestrator.grading.rewards import read_rewards
-from orchestrator.grading.scope import MERGED, in_scope, is_takeover, outermost
+from orchestrator.grading.scope import MERGED, InScope, holds_nothing, in_scope, is_takeover, outermost
 from orchestrator.launch.base import Command, CommandEnd
 from orchestrator.launch.oci.commands import command_end
 from orchestrator.scorers.grader import GraderScorer
-from orchestrator.types import Case, Checked, Grade, Grader, Healthcheck
+from orchestrator.types import Case, Change, Checked, Difference, Grade, Grader, Healthcheck
 from orchestrator.types import TestResult as Result
+from orchestrator.types.differences import LeftOut
 from tests.fakes.plans import a_record
 
 
@@ -223,6 +224,27 @@ def test_what_is_only_named_is_the_scope_if_the_solution_needs_no_more() -> None
     assert (narrow.scope, narrow.kept) == ("declared", ("/app/out", "/logs/artifacts"))
     assert re.match(narrow.dropped, "/usr/local/bin/pytest")
     assert not re.match(narrow.dropped, "/usr/local/bin/tool")
+
+
+@pytest.mark.parametrize(
+    ("paths", "left_out", "kept", "nothing"),
+    [
+        (("/tmp/x", "/etc/", "/apple"), {}, ("/app",), True),
+        (("/logs/", "/logs/artifacts/", "/logs/verifier/x"), {}, ("/app", "/logs/artifacts"), True),
+        (("/logs/", "/logs/artifacts/", "/logs/artifacts/x"), {}, ("/app", "/logs/artifacts"), False),
+        (("/logs",), {}, ("/app", "/logs/artifacts"), False),  # a link in its place
+        (("/app/a/x",), {}, ("/app",), False),
+        (("/app/",), {}, ("/app/out",), False),  # a folder above it was made anew, say
+        (("/tmp/x",), {"pipe": 1}, ("/app",), False),
+        (("/tmp/x",), {}, None, False),
+    ],
+)
+def test_a_state_without_anything_in_scope_is_known_for_certain(
+    paths: tuple[str, ...], left_out: dict[LeftOut, int], kept: tuple[str, ...] | None, nothing: bool
+) -> None:
+    difference = Difference(tuple(Change(path, "added") for path in paths), len(paths), 0, left_out)
+    assert holds_nothing(InScope("solution", kept, ""), difference) is nothing
+    assert not holds_nothing(InScope("solution", kept, ""), replace(difference, count=len(paths) + 1))
 
 
 def test_what_the_solution_needs_is_spared_and_nothing_else() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.engine.group import MOST_IN_VAIN, GroupPolicy, Unfinished, run_group
+from orchestrator.engine.trees import Branching
+from orchestrator.rules.forks import BranchRule
 from orchestrator.rules.plan import backfill
 from orchestrator.types import (
     Attempt,
@@ -25,6 +28,8 @@ from tests.fakes.plans import TALK, a_plan, a_record
 SIZE = 4
 BROKEN = Failed(FailedName.LLM_ERROR, "HTTP 500")
 Outcome = float | Failed | None
+TURNS = tuple(replace(turn, started_s=n, ended_s=n + 0.5) for n, turn in enumerate(a_record(3).turns))
+RECORD = replace(a_record(3), turns=TURNS)
 LINE = Trajectory((1, 2), (False, True), None, TALK, "sampled")
 
 
@@ -42,10 +47,12 @@ class ToldExecutor:
             return None
         if isinstance(end, Failed):
             return (Attempt(plan, a_record(), end),)
-        return (Member(Attempt(plan, a_record(), Ended(EndedName.FINISHED)), LINE, Score(end)),)
+        return (Member(Attempt(plan, RECORD, Ended(EndedName.FINISHED)), LINE, Score(end)),)
 
 
-async def group_of(policy: str, ends: Callable[[RolloutPlan], Outcome], variance: str = "keep") -> Group:
+async def group_of(
+    policy: str, ends: Callable[[RolloutPlan], Outcome], variance: str = "keep", branch: str = ""
+) -> Group:
     executor = ToldExecutor(ends)
     plans = [a_plan(index) for index in range(SIZE)]
     group = await run_group(
@@ -54,6 +61,7 @@ async def group_of(policy: str, ends: Callable[[RolloutPlan], Outcome], variance
         executor,  # type: ignore[arg-type]
         GroupPolicy.parse(policy, variance),  # type: ignore[arg-type]
         lambda plan: backfill(plan, 0, 0),
+        Branching(BranchRule.parse(branch)) if branch else None,
     )
     assert len(group.attempts) == len(executor.plans)
     assert len({plan.rollout_id for plan in executor.plans}) == len(executor.plans)
@@ -164,3 +172,70 @@ async def test_no_other_rollout_is_drawn_in_the_place_of_a_program_that_failed(p
     assert indexes(group) == [2, 3]
     lost = "2 of 4 rollouts usable, mostly agent_error: no completion: exit code 1"
     assert group.dropped == (None if policy == "partial:2" else lost)
+
+
+# ------------------------------------------------------------ trees
+
+
+def prefixes(group: Group) -> dict[str, int | None]:
+    """Of each attempt, the turn at which it was to branch."""
+    plans = [attempt.plan for attempt in group.attempts]
+    return {p.rollout_id: p.prefix.branch.turn if p.prefix and p.prefix.branch else None for p in plans}
+
+
+async def test_branches_follow_their_trunk_and_keep_their_places_and_seeds() -> None:
+    group = await group_of("backfill", spread, branch="turns:2 width:1")
+    assert prefixes(group) == {
+        "g000000-r00-a0": None,
+        "g000000-r01-a0": 2,
+        "g000000-r02-a0": None,
+        "g000000-r03-a0": 2,
+    }
+    branches = [attempt.plan for attempt in group.attempts if attempt.plan.prefix is not None]
+    assert [plan.prefix.branch.parent for plan in branches if plan.prefix and plan.prefix.branch] == [
+        "g000000-r00-a0",
+        "g000000-r02-a0",
+    ]
+    assert [plan.sampling for plan in branches] == [a_plan(1).sampling, a_plan(3).sampling]
+
+
+async def test_a_turn_that_the_trunk_lacks_is_drawn_whole() -> None:
+    group = await group_of("backfill", spread, branch="turns:2,9 width:1 trunk:masked")
+    assert prefixes(group) == {
+        "g000000-r00-a0": None,
+        "g000000-r01-a0": 2,
+        "g000000-r02-a0": None,
+        "g000000-r03-a0": None,
+    }
+
+
+async def test_where_a_trunk_breaks_for_good_its_places_are_drawn_whole() -> None:
+    def ends(plan: RolloutPlan) -> Outcome:
+        return BROKEN if (plan.index, plan.attempt) == (0, 0) else spread(plan)
+
+    group = await group_of("backfill", ends, branch="turns:2 width:3")
+    assert indexes(group) == [0, 1, 2, 3]
+    assert set(prefixes(group).values()) == {None}
+
+
+async def test_a_refused_branch_is_replaced_by_a_whole_rollout() -> None:
+    refused = Failed(FailedName.RECORD_ERROR, "prompt 2 is not the recorded one")
+
+    def ends(plan: RolloutPlan) -> Outcome:
+        return refused if plan.prefix is not None and plan.index == 2 else spread(plan)
+
+    group = await group_of("backfill", ends, branch="turns:2 width:3")
+    assert prefixes(group) == {
+        "g000000-r00-a0": None,
+        "g000000-r01-a0": 2,
+        "g000000-r02-a0": 2,
+        "g000000-r02-a1": None,
+        "g000000-r03-a0": 2,
+    }
+    assert indexes(group) == [0, 1, 2, 3]
+
+
+async def test_a_second_draw_grows_from_its_own_trunk() -> None:
+    group = await group_of("backfill", lambda plan: 0.5, "resample", "turns:2 width:3")
+    branches = [m.attempt.plan.prefix.branch for m in group.members_G if m.attempt.plan.prefix is not None]
+    assert [branch.parent for branch in branches if branch] == ["g000000-r00-a1"] * 3

@@ -553,6 +553,15 @@ def test_a_curriculum_has_tasks_that_come_again(tmp_path: Path, monkeypatch: pyt
     assert (begun[0].plan.curriculum, begun[0].plan.training) == ("pools", 3)
 
 
+def test_trees_have_a_later_turn_to_fork_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = plans(monkeypatch)
+    given = ["--folder", str(tmp_path / "one"), "--branch", "turns:2 width:3"]
+    with pytest.raises(SystemExit, match="set --steps 2 or more too"):
+        main(given)
+    assert main([*given, "--steps", "2"]) == 0
+    assert (begun[0].plan.branch, begun[0].plan.steps) == ("turns:2 width:3", 2)
+
+
 def test_serve_gets_the_curriculum(run: Any, tmp_path: Path) -> None:
     words: list[object] = []
     run._orchestrator = lambda command, folder, *given: words.extend(given)

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orchestrator.host.base import HostNow
 from orchestrator.telemetry.metrics import RunMetrics
-from orchestrator.types import BadTask, Ended, EndedName, Failed, FailedName, Group, Task
+from orchestrator.types import BadTask, Crossing, Ended, EndedName, Failed, FailedName, Group, ServiceRecord, Task
 from tests.fakes.plans import a_member, an_attempt
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +83,32 @@ def test_an_attempt_without_its_score_is_counted_once_with_its_tokens() -> None:
     before = told(metrics)
     assert before["orchestrator_rollouts_total outcome=cancelled split=train"] == 1
     assert before["orchestrator_tokens_total kind=sampled split=train"] == 0
+
+
+def test_requests_and_services_of_an_attempt_are_counted() -> None:
+    metrics = RunMetrics(lambda: None)
+    metrics.attempt(an_attempt())
+    assert not [name for name in told(metrics) if "request" in name or "services" in name], "it has neither"
+    asked = Crossing(1, 0.0, 1.0, "GET", "https", "pypi.org", 443, "/", 200, sent=3, received=40, source="network")
+    crossings = (
+        asked,
+        replace(asked, source="cache"),
+        replace(asked, status=999),
+        replace(asked, status=None, refusal="not allowed", received=0, source="border"),
+    )
+    services = (ServiceRecord("db", "postgres", 0.0, ended="code 1"), ServiceRecord("web", "nginx", 0.0))
+    attempt = an_attempt()
+    metrics.attempt(replace(attempt, record=replace(attempt.record, crossings=crossings, services=services)))
+    found = told(metrics)
+    requests = "orchestrator_sandbox_requests_total source={} split=train status={}"
+    assert found[requests.format("network", "2xx")] == 1
+    assert found[requests.format("cache", "2xx")] == 1
+    assert found[requests.format("network", "other")] == 1
+    assert found["orchestrator_sandbox_requests_refused_total split=train"] == 1
+    assert found["orchestrator_sandbox_request_bytes_total split=train way=sent"] == 12
+    assert found["orchestrator_sandbox_request_bytes_total split=train way=received"] == 120
+    assert found["orchestrator_services_total split=train"] == 2
+    assert found["orchestrator_services_ended_total split=train"] == 1
 
 
 def test_hosts_are_shown_by_node_and_only_while_they_are_open() -> None:

@@ -88,7 +88,7 @@ async def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     asked: list[str] = []
     monkeypatch.setattr(build, "find_oci_runtime", lambda name: asked.append(name) or "/runc")
     monkeypatch.setenv("PATH", str(tmp_path))
-    needed = "buildah util-linux`"
+    needed = "buildah mount util-linux`"
     assert needed in await refused(tmp_path, monkeypatch, base_image="/base.tar")
     told = await refused(tmp_path, monkeypatch, runtime="/opt/runsc")
     assert f"`sudo apt-get install -y mmdebstrap debian-archive-keyring {needed}" in told

@@ -499,7 +499,29 @@ def test_an_image_s_user_and_folder_are_kept_as_they_are(tmp_path: Path) -> None
 def test_what_sandboxes_do_not_use_of_a_configuration_is_left_out(tmp_path: Path) -> None:
     config = {"config": {"Env": ["A=b"], "Entrypoint": None, "Labels": None, "Cmd": json.loads(deep(300))}}
     image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config=config))
-    assert image.config == {"Env": ["A=b"], "Entrypoint": [], "Labels": {}, "Volumes": {}, "Cmd": True}
+    assert image.config == {
+        "Env": ["A=b"],
+        "Entrypoint": [],
+        "Labels": {},
+        "Volumes": {},
+        "Cmd": True,
+        "Serving": {"Cmd": [], "ExposedPorts": [], "Healthcheck": {"Test": []}},
+    }
+
+
+def test_what_makes_a_service_of_an_image_is_kept_for_it(tmp_path: Path) -> None:
+    check = {"Test": ["CMD", "true"], "Interval": 5, "Odd": [[]]}
+    config = {"config": {"Cmd": ["serve"], "ExposedPorts": {"80/tcp": {}}, "Healthcheck": check}}
+    store, path = ImageStore(tmp_path / "store"), saved(tmp_path / "i.tar", LAYERS[0], config=config)
+    kept = {"Test": ["CMD", "true"], "Interval": 5}
+    wanted = {"Cmd": ["serve"], "ExposedPorts": ["80/tcp"], "Healthcheck": kept}
+    image = store.put(path)
+    assert image.config["Serving"] == wanted
+    note = image.folder / "image.json"
+    earlier = json.loads(note.read_text())
+    del earlier["config"]["Serving"]
+    note.write_text(json.dumps(earlier))
+    assert store.put(path).config["Serving"] == wanted
 
 
 def test_whom_an_image_runs_as_is_kept(tmp_path: Path) -> None:
@@ -676,3 +698,45 @@ def test_layers_are_named_by_nothing_but_a_digest(tmp_path: Path, name: str) -> 
     with pytest.raises(ImageUnusable, match="no SHA-256"):
         store.put(saved(tmp_path / "i.tar", layer(file("a")), told=ids))
     assert left(store) == []
+
+
+# ---------------------------------------------------------------- layers that stand for an image's
+
+
+def test_a_layer_that_stands_for_an_image_brings_its_files_and_is_not_there_itself(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    base = store.put(saved(tmp_path / "base.tar", *LAYERS), "base")
+    marker, added = layer(file("marker")), layer(file("etc/.wh.kept"), file("new", b"9"))
+    built = saved(tmp_path / "built.tar", marker, added)
+    stand_ins = {f"sha256:{hashlib.sha256(marker).hexdigest()}": base.layers}
+    image = store.put(built, "built", stand_ins)
+    assert image.layers == (*base.layers, f"sha256:{hashlib.sha256(added).hexdigest()}")
+    assert sorted(path.name for path in (store.folder / "layers").iterdir()) == sorted(
+        layer_id.removeprefix("sha256:") for layer_id in image.layers
+    )
+    assert (image.root / "new").read_text() == "9"
+    assert (image.root / "bin").samefile(base.root / "bin")
+    assert not (image.root / "etc" / "kept").exists()
+    assert not (image.root / "marker").exists()
+    assert image.digest != store.put(built).digest
+    assert (store.put(built).root / "marker").exists(), "for nobody else it stands for anything"
+    check_tree(base.root)
+
+
+def test_what_stands_for_a_removed_image_is_refused(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    marker = layer(file("marker"))
+    stand_ins = {f"sha256:{hashlib.sha256(marker).hexdigest()}": [f"sha256:{'0' * 64}"]}
+    with pytest.raises(ImageUnusable, match="the image that it was built on was removed meanwhile"):
+        store.put(saved(tmp_path / "built.tar", marker), "built", stand_ins)
+    assert store.images() == []
+
+
+def test_a_small_addition_to_a_large_image_is_no_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers_module, "_FREE_BYTES", 1 << 10)
+    store = ImageStore(tmp_path / "store")
+    base = store.put(saved(tmp_path / "base.tar", layer(file("large", bytes(1 << 20)))), "base")
+    marker, added = layer(file("marker")), layer(file("new", b"9"))
+    stand_ins = {f"sha256:{hashlib.sha256(marker).hexdigest()}": base.layers}
+    image = store.put(saved(tmp_path / "built.tar", marker, added), None, stand_ins)
+    assert (image.root / "large").stat().st_size == 1 << 20

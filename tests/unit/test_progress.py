@@ -16,12 +16,14 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.commands import process
+from orchestrator.run.line import attempt_line
+from orchestrator.run.lines import dumps
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.closing import closing_table, share
 from orchestrator.terminal.live import LiveProgress
 from orchestrator.terminal.open import open_progress
 from orchestrator.terminal.progress import PlainProgress
-from orchestrator.types import BadTask, Failed, FailedName, Group, Score, Task
+from orchestrator.types import BadTask, Crossing, Failed, FailedName, Group, Score, Task
 from tests.fakes.plans import a_member, a_plan, an_attempt
 
 
@@ -267,3 +269,21 @@ async def test_a_report_that_cannot_be_written_is_a_line_of_the_table_and_nothin
     ((label, text),) = rows
     assert label == "report"
     assert str(text).startswith("none, it could not be written: ")
+
+
+def test_the_closing_table_says_what_sandboxes_asked_of_the_outside(tally: Tally, tmp_path: Path) -> None:
+    out = io.StringIO()
+    closing_table(tally, (), out)
+    assert "requests" not in out.getvalue()
+    asked = Crossing(1, 0.0, 1.0, "GET", "https", "pypi.org", 443, "/", 200, source="network")
+    refused = replace(asked, status=None, refusal="not allowed", source="border")
+    crossings = (*[asked] * 1000, *[replace(asked, source="cache")] * 300, *[refused] * 31)
+    attempt = an_attempt()
+    attempt = replace(attempt, record=replace(attempt.record, crossings=crossings))
+    tally.attempt(attempt)
+    rollouts = tmp_path / "rollouts.jsonl"
+    rollouts.write_bytes(dumps(attempt_line(attempt)) + b"\n")
+    for counted in (tally, Tally.read(rollouts, None)):
+        out = io.StringIO()
+        closing_table(counted, (), out)
+        assert "requests       1,331 (31 refused, 300 from the cache)\n" in out.getvalue()

@@ -27,9 +27,12 @@ from orchestrator.run.lines import dumps
 from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import (
     Attempt,
+    Branch,
     Change,
     Completion,
     CompletionKind,
+    Continued,
+    Crossing,
     Difference,
     Ended,
     EndedName,
@@ -43,11 +46,13 @@ from orchestrator.types import (
     Record,
     SandboxExit,
     Score,
+    ServiceRecord,
     Step,
     StepGrade,
     ToolCall,
     Tools,
     Turn,
+    Word,
 )
 from tests.fakes.plans import a_member, a_plan, a_record, a_turn, an_attempt
 from tests.fakes.synthetic_run import write_synthetic_run
@@ -123,6 +128,30 @@ RECORDS = st.builds(
             st.none() | TEXTS,
             SECONDS,
             SECONDS,
+        ),
+        max_size=2,
+    ).map(tuple),
+    crossings=st.lists(
+        st.builds(
+            Crossing,
+            *(
+                COUNTS,
+                SECONDS,
+                SECONDS,
+                TEXTS,
+                TEXTS,
+                TEXTS,
+                COUNTS,
+                TEXTS,
+                st.none() | COUNTS,
+                TEXTS,
+                COUNTS,
+                COUNTS,
+            ),
+            *(st.none() | TEXTS, st.none() | TEXTS, st.booleans()),
+            st.lists(st.tuples(TEXTS, TEXTS), max_size=2).map(tuple),
+            st.sampled_from(["network", "cache", "record", "border"]),
+            *(COUNTS, COUNTS),
         ),
         max_size=2,
     ).map(tuple),
@@ -298,13 +327,44 @@ def test_untrained_tokens_are_whole_whatever_their_share_is_as_a_float() -> None
     assert read_written_group(dumps({"overrides": [facts], "scores": [1.0]})).untrained == 29
 
 
+@pytest.mark.parametrize("turn", [0, -1, 1 << 60])
+@pytest.mark.parametrize("name", ["branch", "continued"])
+def test_a_forged_place_in_a_record_is_refused(name: str, turn: int) -> None:
+    record = a_record(branch=Branch("g000000-r00-a0", 2), continued=(Continued(1, 7, "sandbox_lost"),))
+    line = json.loads(dumps(attempt_line(replace(an_attempt(), record=record))))
+    place, field = (line["branch"], "turn") if name == "branch" else (line["continued"][0], "tokens")
+    place[field] = turn if name == "branch" else min(turn, turn - 1)
+    with pytest.raises(ValueError, match=rf"{name}.*: Value error, {field} is not from"):
+        read_attempt(dumps(line))
+
+
+@pytest.mark.parametrize(
+    "parent", ["", "../../run", "g000000-r00-a0\n", "<b>", "g000000", "g٠٠٠٠٠٠-r00-a0", "g000000-r00-a" + "0" * 99]
+)
+def test_a_forged_parent_in_a_record_is_refused(parent: str) -> None:
+    record = a_record(branch=Branch("g000000-r00-a0", 2))
+    line = json.loads(dumps(attempt_line(replace(an_attempt(), record=record))))
+    line["branch"]["parent"] = parent
+    with pytest.raises(ValueError, match="parent is not the id of a rollout"):
+        read_attempt(dumps(line))
+
+
 def test_every_field_of_a_line_is_written() -> None:
     member = a_member()
     sized = replace(member, attempt=replace(member.attempt, plan=replace(member.attempt.plan, group_size=4)))
     graded = (StepGrade("a", Grade()),)
-    record = a_record(changes=Difference(), grade=Grade(), step_grades=graded)
+    record = a_record(
+        changes=Difference(),
+        grade=Grade(),
+        step_grades=graded,
+        branch=Branch("g000000-r00-a0", 2, (Word(2, "please"),)),
+        continued=(Continued(1, 7, "sandbox_lost"),),
+        crossings=(Crossing(1, 0.0, 1.0, "GET", "https", "a.example", 443, "/", 200, headers=(("A", "b"),)),),
+        services=(ServiceRecord("db", "postgres:17", 0.5, 1.5, "", "ready"),),
+    )
     line = attempt_line(replace(sized, attempt=replace(sized.attempt, record=record)))
     assert set(line) == set(AttemptLine.__annotations__) | _inherited()
+    assert read_attempt(dumps(line)).record.branch == record.branch
     assert read_attempt(dumps(line)).group_size == read_counted(dumps(line)).group_size == 4  # type: ignore[union-attr]
     del line["group_size"]
     assert read_attempt(dumps(line)).group_size is None, "as earlier versions wrote it"

@@ -16,6 +16,7 @@ from orchestrator.commands import replay
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.rules.redact import Secret
 from orchestrator.run.line import RecordedAttempt, attempt_line, read_attempt
+from orchestrator.run.prompts import Prompts
 from orchestrator.run.replay import Replayable, differences, digest, plan_of
 from orchestrator.settings.config import Config
 from orchestrator.settings.row import Entry
@@ -60,7 +61,7 @@ async def test_a_replay_begins_without_a_node_and_takes_what_room_there_is(sandb
     members, counts, nodes = [a_member(index=index) for index in range(40)], Counter[str](), Nodes()
     task = members[0].attempt.plan.task
     attempts = iter([recorded(member) for member in members])
-    await replay.play(attempts, {task.task_id: task}, nodes, nodes, Config(), counts)  # type: ignore[arg-type]
+    await replay.play(attempts, {task.task_id: task}, nodes, nodes, Config(), counts, Prompts())  # type: ignore[arg-type]
     assert counts.total() == 40
     assert nodes.most == 5
 
@@ -305,3 +306,20 @@ def test_a_key_is_never_taken_from_a_recording(tmp_path: Path) -> None:
     config = resolve({}, environ={}, cwd=tmp_path, run=a_run(tmp_path / "run"))
     assert config.openai[0].api_key == Secret()
     assert config.tavily_api_key == Secret()
+
+
+def test_the_report_counts_prompts_turn_by_turn_and_shows_what_differs() -> None:
+    prompts, member = Prompts(), a_member()
+    pairs = (("1", "1"), ("took 1 ms", "took 2 ms"), ("41 in 0.18s", "42 in 0.19s"))
+    for then, now in pairs:
+        prompts.compare(recorded(said(member, then)), said(member, now).attempt.record)
+    prompts.compare(recorded(said(member, "1")), member.attempt.record)  # it had one turn only
+    head, first, second, total, *rest = prompts.table
+    assert head.split() == ["turn", "prompts", "identical", "harmless", "state", "not", "reached"]
+    assert first.split() == ["1", "4", "4", "100.0%", "0", "0.0%", "0", "0.0%", "0", "0.0%"]
+    assert second.split() == ["2", "4", *["1", "25.0%"] * 4]
+    assert total.split() == ["all", "8", "5", "62.5%", *["1", "12.5%"] * 3]
+    assert rest[0] == "harmless: prompts by what differs: duration 1"
+    assert rest[1] == "harmless: 1 rollout, for example"
+    assert rest[2].endswith("message 4 (user) has 'Observation: took 1 ms' then, 'Observation: took 2 ms' now")
+    assert rest[4].endswith("has 'Observation: 41 in <duration>' then, 'Observation: 42 in <duration>' now")

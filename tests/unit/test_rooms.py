@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Names, values and pure rules: no input, no output, no clock. `base` is a room's contract. `network` reads what
-# the environment says of proxies and certificates.
-VOCABULARY = {"types", "rules", "errors", "network"}
+# the environment says of proxies and certificates, `named_keys` the keys that settings name.
+VOCABULARY = {"types", "rules", "errors", "network", "named_keys"}
 # Who carries a rollout out, from the inside outwards: each may import those before it.
 WAY_OUT = ("host", "engine")
-BACKENDS = ("launch", "proxy", "completion", "scorers", "tools", "tasks")
+BACKENDS = ("border", "launch", "proxy", "completion", "scorers", "tools", "tasks")
 # Where one of these rooms does need another's code, and why.
 NEEDED = {
     ("proxy.turns", "completion.line"): "a lease continues the id line",
@@ -41,7 +41,8 @@ MAY_SEE = {
     "terminal": {"run"},
     "report": {"completion", "run"},
     "demo": {"tasks"},
-    "grading": {"launch"},
+    "grading": {"border", "launch", "services"},
+    "services": {"launch"},
     "forward": {"completion", "local_model", "run", "terminal"},
 }
 FROM_OUTSIDE = {  # what lies on disk, and what an agent is equipped with, is read by rooms that write neither
@@ -68,16 +69,20 @@ HOMES = {
 }
 # Packages of trainers and of who watches a run: each is known in one file, imported only where it is used.
 ONE_FILE = {
+    "cryptography": "orchestrator.border.authority",
+    "h11": "orchestrator.border.messages",
     "prometheus_client": "orchestrator.telemetry.metrics",
     "opentelemetry": "orchestrator.telemetry.tracing",
     "openenv": "orchestrator.trainers.openenv",
     "verl": "orchestrator.trainers.verl",
+    "mcp": "orchestrator.tools.mcp.session",
     "omegaconf": "orchestrator.trainers.verl",
 }
 # Who has the whole of the settings, and why; besides commands, each of which is given what was read.
 WHOLE = {
     "settings.config settings.sources atropos.settings trainers.verl_terms": "they make it",
     "engine.orchestrator engine.shared engine.one_group engine.sync": "an engine is opened with all of it",
+    "engine.starts": "the agent of an earlier run is compared, setting by setting",
     "host.setup": "a host is opened with all of it",
     "cluster.order cluster.remote cluster.host": "a host is opened so at another machine",
     "doctor.host cluster.doctor": "a machine is asked for all that a run would ask of it",

@@ -34,15 +34,15 @@ def group(*members: Member) -> Group:
 
 
 def test_a_side_line_that_all_members_have_is_a_group_of_its_own() -> None:
-    sides = side_groups(group(member(0, 1), member(1, 1)), None)
+    sides = side_groups(group(member(0, 1), member(1, 1)), GroupFormat())
     assert [len(side.members_G) for side in sides] == [2]
     assert [m.trajectory.segment for m in sides[0].members_G] == [1, 1]
     assert sides[0].members_G[0].trajectory.tokens_T == (1, 2, 11)
 
 
 def test_a_side_line_that_one_member_lacks_is_left_out() -> None:
-    assert len(side_groups(group(member(0, 1, 2), member(1, 1)), None)) == 1
-    assert side_groups(group(member(0, 1), member(1)), None) == []
+    assert len(side_groups(group(member(0, 1, 2), member(1, 1)), GroupFormat())) == 1
+    assert side_groups(group(member(0, 1), member(1)), GroupFormat()) == []
 
 
 def test_a_side_line_that_does_not_add_up_ends_nothing() -> None:
@@ -51,7 +51,7 @@ def test_a_side_line_that_does_not_add_up_ends_nothing() -> None:
     torn = replace(side, completion=replace(side.completion, logprobs_T=(0.5,)))
     record = replace(broken.attempt.record, turns=(torn, main))
     given = group(replace(broken, attempt=replace(broken.attempt, record=record)), member(1, 1))
-    assert side_groups(given, None) == []
+    assert side_groups(given, GroupFormat()) == []
     assert len(GroupFormat(all_segments=True).groups(given)) == 1
 
 

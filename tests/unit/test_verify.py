@@ -22,7 +22,18 @@ from orchestrator.run.earlier import restored
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.verify import CHECKS, Findings, Wanted, check_group
-from orchestrator.types import Completion, CompletionKind, Group, Member, Message, Record, Score, Task, Turn
+from orchestrator.types import (
+    Completion,
+    CompletionKind,
+    Crossing,
+    Group,
+    Member,
+    Message,
+    Record,
+    Score,
+    Task,
+    Turn,
+)
 from tests.fakes.plans import TALK, an_attempt
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -88,7 +99,12 @@ def test_a_side_line_may_begin_without_a_system_message_and_the_main_line_may_no
 
 
 def test_a_right_group_passes_every_check() -> None:
-    findings = look(*a_group())
+    group, rollouts = a_group()
+    refused = Crossing(1, 0.0, 1.0, "GET", "https", "a.example", 443, "/", None, refusal="not named")
+    member = a_member(0)
+    asked = replace(member.attempt, record=replace(member.attempt.record, crossings=(refused,)))
+    rollouts[asked.plan.rollout_id] = plain(attempt_line(replace(member, attempt=asked)))
+    findings = look(group, rollouts)
     assert findings.wrong == {}
     assert set(findings.checked) == set(CHECKS)
     assert (findings.groups, findings.rollouts, findings.sources["sampled"]) == (1, 2, 2)

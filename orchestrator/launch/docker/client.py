@@ -104,7 +104,9 @@ _REFUSALS = (
         "Docker's storage fails: its disk fails ({text}): see `dmesg`, mend it and restart Docker",
     ),
     _Refusal(
-        re.compile(rf"/dev/fuse|fuse(?:-overlayfs)?:|fusermount|(?:{_DRIVER}).*(?:{_BROKEN})"),
+        re.compile(
+            rf"/dev/fuse|fuse(?:-overlayfs)?:|fusermount|unknown parent image|(?:{_DRIVER}).*(?:{_BROKEN})"
+        ),
         "Docker's storage fails: its driver cannot mount or read a layer ({text}): see `docker info` for the "
         "driver and the daemon's log for more; with fuse-overlayfs the daemon needs /dev/fuse",
     ),
@@ -121,9 +123,10 @@ _REFUSALS = (
 
 
 def _refusal(text: str) -> _Refusal | None:
-    """The refusal that the text matches. None also for most texts of the runtime: they are about the container."""
+    """The refusal that the text matches. None also for most texts of the runtime: they are about the container.
+    And for accounts that an image lacks (`COPY --chown`): the path of its layer is in that text."""
     text = text.lower()
-    if "oci runtime" in text or "runc" in text:
+    if "oci runtime" in text or "runc" in text or "chown string" in text:
         return None if "no space left" not in text else _REFUSALS[0]
     return next((refusal for refusal in _REFUSALS if refusal.words.search(text)), None)
 

@@ -36,11 +36,16 @@ class Fact:
     cure: str | None = None
 
 
+def architecture() -> str:
+    """This machine's, as images name it."""
+    machine = os.uname().machine
+    return _NAMES.get(machine, machine)
+
+
 def unfit(name: str, image: Mapping[str, Any]) -> str | None:
     """Why no sandbox can be made from an image; None: it can. `image`: what Docker tells of it, of which Os,
     Architecture and RootFS may be missing."""
-    machine = os.uname().machine
-    ours = f"linux/{_NAMES.get(machine, machine)}"
+    ours = f"linux/{architecture()}"
     theirs = f"{image.get('Os') or 'linux'}/{image.get('Architecture') or ours[6:]}"
     if theirs != ours:
         return f"the image {printable(name)} is for {printable(theirs)}, this machine is {ours}"

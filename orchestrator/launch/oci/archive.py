@@ -13,9 +13,10 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import IO, Any, cast
 
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable
@@ -42,14 +43,15 @@ class Archive(AbstractContextManager["Archive"]):
     EnvironmentUnusable where this machine fails.
 
     `digest`: SHA-256 of its configuration, which names its layers: the id that Docker shows. `config`: the parts
-    of it that sandboxes use. `layer_ids`: of its layers' content, the lowest first.
+    of it that sandboxes use. `layer_ids`: of its layers' content, the lowest first. `stand_ins`: a lowest layer →
+    those that it stands for, which `unpack` finds among `layers`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, stand_ins: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         self._path = path
         with ExitStack() as stack, _reading(path):
             self._files = _Folder(path) if path.is_dir() else stack.enter_context(_Tar(path))
-            content, self._layers = _manifest(self._files)
+            content, self._layers = _with_layers(*_manifest(self._files), stand_ins)
             self.digest = hashlib.sha256(content).hexdigest()
             data = _object(json.loads(content))
             self.config = _used(_object(data.get("config") or {}))
@@ -74,11 +76,15 @@ class Archive(AbstractContextManager["Archive"]):
                 raise ValueError("its configuration names other layers")
             if not all(map(_DIGEST.fullmatch, self.layer_ids)):
                 raise ValueError("its configuration names layers by no SHA-256")
-            room = Room(sum(self._files.size(layer) for layer in set(self._layers)))
+            room = Room(sum(self._files.size(layer) for layer in set(self._layers) if layer))
             times: dict[str, float] = {}
             for layer, layer_id in zip(self._layers, self.layer_ids, strict=True):
                 kept = layers.find(layer_id)
-                if kept is None:
+                if not layer:
+                    if kept is None:
+                        raise ValueError("the image that it was built on was removed meanwhile")
+                    room.allow(layers.size(kept))
+                elif kept is None:
                     with self._files.open(layer) as file, uncompressed(file) as plain:
                         kept = layers.keep(layer_id, Layer(plain, lambda size: room.use(read=size)), draft)
                 lay(kept, tree, times, room)
@@ -197,6 +203,19 @@ def _manifest(files: _Folder | _Tar) -> tuple[bytes, list[str]]:
     raise ValueError("its index leads from one to the next without end")
 
 
+def _with_layers(
+    content: bytes, layers: list[str], stand_ins: Mapping[str, Sequence[str]]
+) -> tuple[bytes, list[str]]:
+    """The same where the lowest layer is none that stands in; else with those in its place: they have no files."""
+    image = _object(json.loads(content))
+    ids = _texts(_object(image["rootfs"])["diff_ids"]) if stand_ins else []
+    if not ids or ids[0] not in stand_ins:
+        return content, layers
+    below = stand_ins[ids[0]]
+    image["rootfs"]["diff_ids"] = [*below, *ids[1:]]
+    return json.dumps(image).encode(), [*("" for _ in below), *layers[1:]]
+
+
 def _object(data: object) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise TypeError(f"an object was expected, not a {type(data).__name__}")
@@ -215,12 +234,32 @@ def _used(config: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: config[name] for name in ("User", "WorkingDir") if config.get(name)}
     return {
         **{name: True for name in UNUSED if config.get(name)},  # to be told of
+        "Serving": _serving(config),
         "Env": _texts(config.get("Env") or []),
         "Entrypoint": _texts(config.get("Entrypoint") or []),
         "Labels": dict(zip(labels, _texts(list(labels.values())), strict=True)),
         "Volumes": {place: {} for place in _object(config.get("Volumes") or {})},
         **dict(zip(own, _texts(list(own.values())), strict=True)),
     }
+
+
+def _serving(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a service of it: nothing of it is used where an agent works, so an odd one refuses no image."""
+    ports, check = config.get("ExposedPorts"), config.get("Healthcheck")
+    check = check if isinstance(check, dict) else {}
+    times = ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries")
+    return {
+        "Cmd": _words(config.get("Cmd")),
+        "ExposedPorts": list(ports) if isinstance(ports, dict) else [],
+        "Healthcheck": {
+            "Test": _words(check.get("Test")),
+            **{name: check[name] for name in times if isinstance(check.get(name), int)},
+        },
+    }
+
+
+def _words(data: object) -> list[str]:
+    return data if isinstance(data, list) and all(isinstance(word, str) for word in data) else []
 
 
 def _blob(data: object) -> str:

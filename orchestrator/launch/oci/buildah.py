@@ -22,11 +22,29 @@ from orchestrator.rules.text import printable
 TIMEOUT_S = 1800.0
 _REMOVAL_S = 300.0
 _STORAGE, _HOME, _POLICY = "storage", "home", "policy.json"
-_BASE = "localhost/base"
+_BASE, _BUILT = "localhost/base", "localhost/built"
 _ANY_IMAGE = '{"default": [{"type": "insecureAcceptAnything"}]}'  # what was made or unpacked here a moment ago
-_PROGRAMS = {"buildah": "buildah", "setpriv": "util-linux", "unshare": "util-linux"}
+_PROGRAMS = {"buildah": "buildah", "setpriv": "util-linux", "unshare": "util-linux", "mount": "mount"}
 _ALONE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 _AS_ROOT = ("setpriv", "--pdeathsig", "KILL", "buildah", "unshare")  # of a user namespace
+# Drivers of buildah's storage, with where each has the files of a layer. The second one copies them.
+_DRIVERS = {"overlay": "overlay/{}/diff", "vfs": "vfs/dir/{}"}
+# Shows folders in the places of others until the program behind `--` ends. buildah mounts the folder of its
+# overlays on itself unless it is a mount: that would hide them.
+_SHOWING = """\
+set -e
+mount --bind "$1" "$1"
+shift
+while [ "$1" != -- ]; do
+    mount --bind "$1" "$2"
+    mount -o "remount,bind,$3" "$2"
+    shift 3
+done
+shift
+exec "$@"
+"""
+# An ordinary user may not take these from a mount.
+_LOCKED = {os.ST_NOSUID: "nosuid", os.ST_NODEV: "nodev", os.ST_NOEXEC: "noexec"}
 STEP = re.compile(r"(\[\d+/\d+\] )?STEP \d+/\d+: ")
 OWN_LINE = re.compile(
     r"time=\"|error running container|Getting image|Copying |Writing manifest|Storing |-->|\[Warning\] one"
@@ -54,6 +72,8 @@ class Buildah:
             place.mkdir(mode=0o700)
         (folder / _POLICY).write_text(_ANY_IMAGE)
         self._rootless = os.geteuid() != 0
+        self._driver = "vfs"
+        self._shown: dict[str, Path] = {}  # in the places of layers, by their ids
         self._environment = {
             "HOME": str(folder / _HOME),
             "TMPDIR": str(storage / "tmp"),
@@ -66,11 +86,9 @@ class Buildah:
         if "REGISTRY_AUTH_FILE" not in os.environ and logins.is_file():
             self._environment["REGISTRY_AUTH_FILE"] = str(logins)
 
-    async def begin(
-        self, image: str | None, root: Path | None = None, config: Sequence[str] = (), *, name: str = _BASE
-    ) -> None:
-        """Makes an image to build on, called `name`: `image` from a registry, else the files in `root`, a folder
-        or a tar. `config`: options of `buildah config`. Raises EnvironmentUnusable."""
+    async def begin(self, image: str | None, root: Path | None = None, config: Sequence[str] = ()) -> None:
+        """Makes the base, an image to build on: `image` from a registry, else the files in `root`, a folder or a
+        tar. `config`: options of `buildah config`. Raises EnvironmentUnusable."""
         policy = () if image else self._policy
         await self._call("from", *policy, "--name", "base", f"docker://{image}" if image else "scratch")
         if root is not None:
@@ -79,9 +97,20 @@ class Buildah:
             await self._call("config", *config, "base")
         # In one layer: buildah counts those of images without a history wrongly.
         options = ("--quiet", "--identity-label=false", "--squash")
-        await self._call("commit", *self._policy, *options, "base", name)
-        if name != _BASE:
-            await self._call("rm", "base")
+        await self._call("commit", *self._policy, *options, "base", _BASE)
+
+    async def stand_in(self, saved: Path, layer_id: str, root: Path) -> None:
+        """Takes an image to build on from what `docker save` would write, with one layer of this id. Steps find
+        the files in `root` in its place. The kernel lets nothing of a build write there: it is mounted read-only,
+        below an overlay or to be copied. Raises EnvironmentUnusable."""
+        code, tail = 1, tuple[str, ...]()
+        for driver in (self._driver,) if self._shown else _DRIVERS:
+            self._driver = driver
+            code, tail = await self._carried_out("pull", "--quiet", *self._policy, f"docker-archive:{saved}")
+            if code == 0:
+                break
+        self._demand(code, tail)
+        self._shown[layer_id.removeprefix("sha256:")] = root
 
     async def save(self, out: Path) -> None:
         """Writes the base to `out` as `docker save` would. Raises EnvironmentUnusable."""
@@ -107,8 +136,13 @@ class Buildah:
         fixed = ["--pull=never", "--layers=false", "--identity-label=false", "--format=docker"]
         if not self._rootless:
             fixed += ["--cgroup-parent", f"/{_group(self._folder)}"]
-        argv = ("build", *self._policy, *fixed, *options, "-f", dockerfile, "-t", f"docker-archive:{out}", "-")
-        return await self._carried_out(*argv, stdin=context)
+        # A layer in whose place others files are shown can be saved only as it is itself: after the build.
+        made = _BUILT if self._shown else f"docker-archive:{out}"
+        argv = ("build", *self._policy, *fixed, *options, "-f", dockerfile, "-t", made, "-")
+        code, tail = await self._carried_out(*argv, stdin=context)
+        if code != 0 or not self._shown:
+            return code, tail
+        return await self._carried_out("push", "--quiet", *self._policy, _BUILT, f"docker-archive:{out}")
 
     @property
     def _policy(self) -> tuple[str, str]:
@@ -123,9 +157,17 @@ class Buildah:
 
     async def _carried_out(self, *argv: str, stdin: IO[bytes] | None = None) -> tuple[int, tuple[str, ...]]:
         storage = self._folder / _STORAGE
-        where = ("--storage-driver", "vfs", "--root", str(storage / "root"), "--runroot", str(storage / "run"))
+        root = storage / "root"
+        where = ("--storage-driver", self._driver, "--root", str(root), "--runroot", str(storage / "run"))
+        showing: list[str] = []
+        if stdin is not None and self._shown:
+            showing = ["sh", "-c", _SHOWING, "sh", str(root / self._driver)]
+            for layer, files in self._shown.items():
+                place = root / _DRIVERS[self._driver].format(layer)
+                showing += [str(files), str(place), ",".join(("ro", *_locked(files)))]
+            showing.append("--")
         return await run_program(
-            [*(_AS_ROOT if self._rootless else ()), *_ALONE, "buildah", *where, *argv],
+            [*(_AS_ROOT if self._rootless else ()), *_ALONE, *showing, "buildah", *where, *argv],
             timeout_s=self._timeout_s,
             progress=self._show if stdin else lambda line: None,  # the rest says nothing of interest
             env=self._environment,
@@ -138,6 +180,11 @@ class Buildah:
             self._progress(printable(line.partition(";")[0]))
         elif not OWN_LINE.match(line):
             self._progress(printable(line))
+
+
+def _locked(folder: Path) -> list[str]:
+    flags = os.statvfs(folder).f_flag
+    return [name for flag, name in _LOCKED.items() if flags & flag]
 
 
 def missing_packages() -> list[str]:

@@ -26,7 +26,7 @@ from orchestrator.launch.names import CHANNEL_MOUNT, RUNTIME_MOUNT
 NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "uts")
 CPU_PERIOD_US = 100_000
 _CLOSED = ("nosuid", "nodev", "noexec")
-_SYSCTL = {"net.ipv4.ip_unprivileged_port_start": "0"}  # root inside serves at port 80, as in Docker's containers
+_SYSCTL = {"net.ipv4.ip_unprivileged_port_start": "0"}  # any port can be served at, as in Docker's containers
 _DEV_BYTES = 65_536  # it holds links and devices; only root could write there
 
 
@@ -64,7 +64,7 @@ def bundle(
         "linux": {
             "namespaces": [{"type": name} for name in NAMESPACES],
             **({} if unlimited else {"cgroupsPath": control_group}),
-            **({} if hardening.root is None else {"sysctl": _SYSCTL}),
+            **({"sysctl": _SYSCTL} if hardening.root is not None or hardening.allow_localhost_tcp else {}),
             "resources": _resources(hardening, unlimited),
             "maskedPaths": list(MASKED_PATHS),
             "readonlyPaths": list(READ_ONLY_PATHS),
@@ -107,7 +107,9 @@ def _resources(hardening: Hardening, unlimited: frozenset[str]) -> dict[str, Any
 def _seccomp(hardening: Hardening) -> dict[str, Any]:
     """Without architectures: then the filter knows the native one alone."""
     profile: Mapping[str, Any] = seccomp_profile(
-        allow_localhost_tcp=hardening.allow_localhost_tcp, writable_root=hardening.root is not None
+        allow_localhost_tcp=hardening.allow_localhost_tcp,
+        writable_root=hardening.root is not None,
+        shared_memory=hardening.shared_memory,
     )
     rules = [{key: value for key, value in rule.items() if key != "comment"} for rule in profile["syscalls"]]
     return {**profile, "syscalls": rules}

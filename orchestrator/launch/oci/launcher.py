@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable, LaunchError, RolloutError
-from orchestrator.launch.base import Command, State
+from orchestrator.launch.base import Command, Program, State
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.container import ContainerLauncher
 from orchestrator.launch.contents import PYTHON, Contents, image_environment
 from orchestrator.launch.control_groups import path_beside_ours
 from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden, writable_places
+from orchestrator.launch.listeners import serving
 from orchestrator.launch.names import is_gvisor, is_path
 from orchestrator.launch.oci.accounts import account, home
 from orchestrator.launch.oci.bundle import bundle
@@ -38,9 +39,11 @@ from orchestrator.launch.oci.machine import (
     why_no_containers,
 )
 from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
+from orchestrator.launch.oci.namespaces import Namespaces
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
-from orchestrator.launch.oci.runtime import Runtime, listening
+from orchestrator.launch.oci.runtime import Runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
+from orchestrator.launch.oci.serving import OciServingSandbox, serving_arguments, serving_request
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import UserNamespace, user_namespace
 from orchestrator.launch.oci.verification import UNTOLD_BY_GVISOR, verify
@@ -75,6 +78,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         self._runtime: Runtime | None = None
         self._opening = asyncio.Lock()
         self._users: UserNamespace | None = None
+        self._namespaces = Namespaces()
         self._unlimited = frozenset(line.partition(":")[0] for line in missing_limits()) & self._waived
 
     async def check(self, spec: SandboxSpec) -> None:
@@ -144,7 +148,22 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 finally:
                     await uninterrupted(self._remove(sandbox))
 
+    @asynccontextmanager
+    async def serve(self, spec: SandboxSpec, program: Program) -> AsyncIterator[OciServingSandbox]:
+        """Raises LaunchError; EnvironmentUnusable when it is not confined as it must be."""
+        await self._open()
+        sandbox = OciServingSandbox(self._uids.take(), self._kill, self._pause, self._namespaces)
+        self._live[sandbox.name] = sandbox
+        async with AsyncExitStack() as stack:
+            try:
+                async with self._starting:
+                    await self._start_program(sandbox, spec, program, stack)
+                yield sandbox
+            finally:
+                await uninterrupted(self._remove(sandbox))
+
     async def _close(self) -> None:
+        await self._namespaces.aclose()
         if self._runtime is not None:
             await self._runtime.aclose()
         if self._directory is not None:
@@ -190,10 +209,41 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
         await self._start_bundle(sandbox, image, spec, hardening, more)
-        if command.network is not None:
-            listener = await listening(sandbox.pid, command.network.port)
-            await stack.enter_async_context(command.network.serving(listener))
+        for way in command.ways:
+            place = way.listener
+            listener = await self._namespaces.listening(sandbox.pid, place.address, place.port)
+            await stack.enter_async_context(serving(listener, way))
         os.write(go, b"x")
+
+    async def _start_program(
+        self, sandbox: OciServingSandbox, spec: SandboxSpec, program: Program, stack: AsyncExitStack
+    ) -> None:
+        """`stack` ends the sandbox."""
+        image, user = await self._image_and_user(spec)
+        if user is None:
+            raise LaunchError("a service runs in a sandbox with a writable root")
+        folder, contents = self._folder(sandbox.name), self._contents[image.digest]
+        hardening = harden(spec, sandbox.uids, folder / "request", allow_localhost_tcp=self._allow_localhost_tcp)
+        hardening = replace(hardening, shared_memory=True)
+        more = root_request(spec, image, hardening, sandbox.uids, self._users)
+        folders = [*map(Path, spec.layers), image.root]
+        where = await asyncio.to_thread(home, user[0], folders)
+        environment = {"HOME": where, **contents.for_programs, **program.environment, "PWD": program.cwd}
+        config = self._config(sandbox.name, folder / MERGED, contents, hardening)
+        config["hostname"] = program.host_name or config["hostname"]
+        config["process"]["args"] = serving_arguments(hardening, sandbox.uids, user)
+
+        async def whom(name: str | None) -> tuple[int, int]:
+            return user if name is None else await asyncio.to_thread(account, name, folders)
+
+        try:
+            _write_config(folder, config)
+            go, said = stack.enter_context(serving_request(folder / "request", program, environment))
+        except OSError as error:
+            raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
+        stack.push_async_callback(sandbox.hung_up)
+        sandbox.is_told_in(folder / "request", go, said, whom)
+        await self._start_bundle(sandbox, image, spec, hardening, more)
 
     async def _image_and_user(self, spec: SandboxSpec) -> tuple[StoredImage, tuple[int, int] | None]:
         """Raises LaunchError."""

@@ -38,6 +38,10 @@ class Room:
         self._bytes = max(_FREE_BYTES, _RATIO * size)
         self.read = self.written = self.entries = 0
 
+    def allow(self, size: int) -> None:
+        """For a layer that is there already: it is no part of what is unpacked."""
+        self._bytes += size
+
     def use(self, tree: Tree | None = None, *, read: int = 0, written: int = 0, entries: int = 0) -> None:
         self.read, self.written, self.entries = self.read + read, self.written + written, self.entries + entries
         folders, moves = (0, 0) if tree is None else (tree.new_folders, tree.moves)
@@ -57,6 +61,11 @@ class Layers:
     def find(self, layer_id: str) -> Path | None:
         place = self._folder / layer_id.removeprefix("sha256:")
         return place if (place / _ENTRIES).is_file() else None
+
+    def size(self, layer: Path) -> int:
+        """The bytes of the files in it."""
+        with os.scandir(layer) as files:
+            return sum(file.stat(follow_symlinks=False).st_size for file in files)
 
     def keep(self, layer_id: str, content: Layer, draft: Path) -> Path:
         """Unpacks a layer into the new folder `draft`, and takes that. Raises ValueError if it is hostile, or not

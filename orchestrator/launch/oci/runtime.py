@@ -21,13 +21,10 @@ from orchestrator.launch.oci.program import environment
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.user_namespace import UserNamespace
 from orchestrator.rules.text import printable
-from orchestrator.rules.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 
 _KEEPER = Path(__file__).with_name("keeper.py")
-_LISTEN = Path(__file__).with_name("listen.py")
-_LISTEN_S = 30.0
 _ANSWER_S = CALL_S + 10.0
 _CLOSING_S = 30.0
 _LINE_BYTES = 1 << 20
@@ -170,34 +167,6 @@ class Runtime:
                 answer.set_exception(SandboxLostError(LOST))
         for sandbox in self._live.values():
             sandbox.lose(SandboxLostError(LOST))
-
-
-async def listening(pid: int, port: int) -> socket.socket:
-    """A socket that listens on the loopback of the container with this pid 1. Raises LaunchError."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        command = (sys.executable, "-I", "-S", str(_LISTEN), str(pid), str(port))
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=theirs.fileno(), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-            )
-        except OSError as error:
-            raise LaunchError(f"cannot start a process: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(_LISTEN_S):
-                _, said = await process.communicate()
-        except TimeoutError:
-            said = b"it took too long"
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await uninterrupted(process.wait())
-        ours.setblocking(False)
-        with suppress(BlockingIOError):
-            _, (descriptor, *_), *_ = socket.recv_fds(ours, 1, 1)
-            return socket.socket(fileno=descriptor)
-    words = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    raise LaunchError(f"nothing can listen in the sandbox: {printable(words, '?')[:_ERROR_CHARS]}")
 
 
 async def _last_words(keeper: asyncio.subprocess.Process) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -82,11 +83,22 @@ class ImageStore:
         with self._room():
             os.utime(image.folder / "image.json")
 
-    def put(self, archive: Path, name: str | None = None) -> StoredImage:
-        """Unpacks an image unless it is there, and calls it `name`. Raises EnvironmentUnusable."""
-        with Archive(archive) as source, self._room(), self._alone():
+    def put(
+        self,
+        archive: Path,
+        name: str | None = None,
+        stand_ins: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> StoredImage:
+        """Unpacks an image unless it is there, and calls it `name`. `stand_ins`: as `Archive` has them, of images
+        that are in use. Raises EnvironmentUnusable."""
+        with Archive(archive, stand_ins) as source, self._room(), self._alone():
             place = self._image(source.digest)
-            if self._read(place) is None:
+            found = self._read(place)
+            if found is not None and "Serving" not in found.config:  # put there by an earlier version
+                note = {**json.loads((place / "image.json").read_bytes()), "config": source.config}
+                (place / "image.draft").write_text(json.dumps(note))
+                (place / "image.draft").rename(place / "image.json")
+            if found is None:
                 with self._held_draft() as draft:
                     (draft / ROOT).mkdir()
                     size_bytes = source.unpack(draft / ROOT, self._layers, draft / "layer")

@@ -5,9 +5,9 @@ Images go to the store of images; what an Engine has built is saved from it.
 
 import asyncio
 import hashlib
-import json
 from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -22,7 +22,8 @@ from orchestrator.launch.names import LABEL_TASK, is_gvisor
 from orchestrator.launch.oci.build import demand_programs, save_to_store
 from orchestrator.launch.oci.buildah import FAILED_STEP, STEP, Buildah, why_failed
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime
-from orchestrator.launch.oci.store import ROOT, ImageStore, StoredImage
+from orchestrator.launch.oci.stand_in import write_stand_in
+from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.oci.user_namespace import user_namespace
 from orchestrator.rules.waits import uninterrupted
 
@@ -113,14 +114,18 @@ class BuildahBuilder:
             elif not line.startswith("Error: "):
                 output.append(line)
 
-        with self._store.draft() as draft:
+        stand_ins: dict[str, tuple[str, ...]] = {}
+        with self._store.draft() as draft, ExitStack() as in_use:
             buildah = Buildah(draft, self._runtime, progress, timeout_s=_NO_LIMIT_S)
-            for base in bases:
+            for number, base in enumerate(bases):
                 image = await asyncio.to_thread(self._store.find, base)
                 if image is None:
                     raise EnvironmentUnusable(f"the image {base} was removed meanwhile: try again")
-                name = self.name_in_build(base)
-                await buildah.begin(None, image.folder / ROOT, _config(image), name=name)
+                in_use.enter_context(self._store.using(image))
+                saved = draft / f"{number}.tar"
+                layer = await asyncio.to_thread(write_stand_in, image, self.name_in_build(base), saved)
+                await buildah.stand_in(saved, layer, image.root)
+                stand_ins[layer] = image.layers
             made = draft / "image.tar"
             code, tail = await buildah.try_build(context, REWRITTEN, self._options(labels), made)
             if code != 0:
@@ -133,7 +138,7 @@ class BuildahBuilder:
             if self._site.ca is not None:
                 await uninterrupted(asyncio.to_thread(_clean, made, draft / "clean.tar", tag))
                 made = draft / "clean.tar"
-            built = await uninterrupted(asyncio.to_thread(self._store.put, made, tag))
+            built = await uninterrupted(asyncio.to_thread(self._store.put, made, tag, stand_ins))
         return f"sha256:{built.digest}"
 
     def _options(self, labels: Mapping[str, str]) -> list[str]:
@@ -150,23 +155,6 @@ def _clean(made: Path, clean: Path, tag: str) -> None:
     """Writes the image without the variables that name authorities. Blocks. Raises OSError."""
     with made.open("rb") as saved, clean.open("wb") as out:
         without_ca(saved, out, tag)
-
-
-def _config(image: StoredImage) -> list[str]:
-    """What `buildah config` is told for an image to be as it was."""
-    config = image.config
-    options = [f"--env={entry}" for entry in config.get("Env") or ()]
-    options += [
-        f"--label={name}={value}" for name, value in (config.get("Labels") or {}).items() if name != LABEL_TASK
-    ]
-    if config.get("Entrypoint"):
-        options.append(f"--entrypoint={json.dumps(config['Entrypoint'])}")
-    options += [
-        f"--{flag}={config[key]}"
-        for flag, key in (("user", "User"), ("workingdir", "WorkingDir"))
-        if config.get(key)
-    ]
-    return options
 
 
 async def _found(store: ImageStore, tag: str) -> str | None:

@@ -72,6 +72,16 @@ class Healthcheck(_Section):
     retries: Annotated[int, Field(ge=0, le=10_000)] = 3
 
 
+class McpServer(_Section):
+    """A server that the agent is to have. Where it is, or what runs it, the operator says here."""
+
+    name: Text
+    transport: Text | None = None
+    url: Text | None = None
+    command: Text | None = None
+    args: list[str] = []
+
+
 class Environment(_Section):
     """A sandbox: the agent's, or a separate verifier's."""
 
@@ -86,7 +96,7 @@ class Environment(_Section):
     gpus: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
     gpu_types: list[Text] | None = None
     tpu: Mapping[str, Any] | None = None
-    mcp_servers: list[Any] = []
+    mcp_servers: list[McpServer] = []
     env: dict[str, str] = {}
     skills_dir: Text | None = None
     healthcheck: Healthcheck | None = None
@@ -110,7 +120,7 @@ class Environment(_Section):
         """What Harbor gives it."""
         if self.network_mode is None and self.allow_internet is False:
             return "no-network"
-        return self.network_mode or "public"
+        return self.network_mode or ("public" if self.allowed_hosts is None else "allowlist")
 
 
 class Verifier(_Phase):

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -22,9 +22,9 @@ _AT_ONCE, _BATCH = 16, 64
 _MOST_KEYS = 8
 
 
-def harbor_tasks(path: Path, *, name: str, split: str) -> Source:
+def harbor_tasks(path: Path, *, name: str, split: str, mcp_servers: Collection[str] = ()) -> Source:
     """The source. Its tasks come in the order of their folders' names, or of the registry's. `split`: a data set
-    of a registry. Raises ConfigError."""
+    of a registry. `mcp_servers`: names of the operator's. Raises ConfigError."""
     entries = list(_entries(path, split))
     if not entries:
         raise ConfigError(
@@ -32,9 +32,9 @@ def harbor_tasks(path: Path, *, name: str, split: str) -> Source:
         )
 
     def read() -> Iterator[Task | BadTask]:
-        return (_reading(entry, name).task for entry in entries)
+        return (_reading(entry, name, mcp_servers).task for entry in entries)
 
-    return Source(name, read, notes=lambda: _notes(_at_once(entries, name)))
+    return Source(name, read, notes=lambda: _notes(_at_once(entries, name, mcp_servers)))
 
 
 def _entries(path: Path, split: str) -> Iterable[Entry]:
@@ -54,15 +54,17 @@ def _entries(path: Path, split: str) -> Iterable[Entry]:
         raise ConfigError(f"{_FLAG}: cannot read {shown(str(path))}: {reason}; name a folder of tasks") from error
 
 
-def _reading(entry: Entry, source: str) -> Reading:
-    return Reading(BadTask(entry.path.name, entry.refusal)) if entry.refusal else read_folder(entry.path, source)
+def _reading(entry: Entry, source: str, mcp_servers: Collection[str]) -> Reading:
+    if entry.refusal:
+        return Reading(BadTask(entry.path.name, entry.refusal))
+    return read_folder(entry.path, source, mcp_servers)
 
 
-def _at_once(entries: list[Entry], source: str) -> Iterator[Reading]:
+def _at_once(entries: list[Entry], source: str, mcp_servers: Collection[str]) -> Iterator[Reading]:
     """In order, some at a time: on a busy disk each has to be waited for."""
     with ThreadPoolExecutor(_AT_ONCE, "harbor") as pool:
         for first in range(0, len(entries), _BATCH):
-            yield from pool.map(_reading, entries[first : first + _BATCH], repeat(source))
+            yield from pool.map(_reading, entries[first : first + _BATCH], repeat(source), repeat(mcp_servers))
 
 
 def _notes(readings: Iterator[Reading]) -> tuple[str, ...]:
@@ -85,7 +87,7 @@ def _notes(readings: Iterator[Reading]) -> tuple[str, ...]:
             break
     notes = [told(total, needs, at_least=cut)]
     if networks:
-        notes.append(f"{networks} of these tasks ask for a network: they run without one")
+        notes.append(f"{networks} of these tasks ask for a network: they have what env.egress gives")
     if unknown:
         keys = [f"{key} ({count} tasks)" for key, count in unknown.most_common(_MOST_KEYS)]
         more = f" and {len(unknown) - _MOST_KEYS} more" if len(unknown) > _MOST_KEYS else ""

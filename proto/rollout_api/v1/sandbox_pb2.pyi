@@ -58,6 +58,13 @@ class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP_REASON_OUT_OF_MEMORY: _ClassVar[StopReason]
     STOP_REASON_CRASHED: _ClassVar[StopReason]
     STOP_REASON_BAD_TASK: _ClassVar[StopReason]
+
+class StreamEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STREAM_END_UNSPECIFIED: _ClassVar[StreamEnd]
+    STREAM_END_DATA: _ClassVar[StreamEnd]
+    STREAM_END_CLOSE: _ClassVar[StreamEnd]
+    STREAM_END_RESET: _ClassVar[StreamEnd]
 AGENT_KIND_UNSPECIFIED: AgentKind
 AGENT_KIND_CODE: AgentKind
 AGENT_KIND_TOOL_CALLING: AgentKind
@@ -88,6 +95,10 @@ STOP_REASON_NO_ANSWER: StopReason
 STOP_REASON_OUT_OF_MEMORY: StopReason
 STOP_REASON_CRASHED: StopReason
 STOP_REASON_BAD_TASK: StopReason
+STREAM_END_UNSPECIFIED: StreamEnd
+STREAM_END_DATA: StreamEnd
+STREAM_END_CLOSE: StreamEnd
+STREAM_END_RESET: StreamEnd
 
 class ParkRequest(_message.Message):
     __slots__ = ("contract", "confinement")
@@ -166,7 +177,7 @@ class ParkResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., chunk: _Optional[_Union[AttachmentChunk, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program", "working_directory", "environment", "healthcheck", "context", "steps", "setup", "output")
+    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program", "working_directory", "environment", "healthcheck", "context", "steps", "setup", "listeners", "authorities", "output")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +197,8 @@ class Assignment(_message.Message):
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SETUP_FIELD_NUMBER: _ClassVar[int]
+    LISTENERS_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     question: str
     attachments: _containers.RepeatedCompositeFieldContainer[AttachmentFile]
@@ -199,8 +212,20 @@ class Assignment(_message.Message):
     context: _containers.RepeatedCompositeFieldContainer[Message]
     steps: int
     setup: StepSetup
+    listeners: _containers.RepeatedCompositeFieldContainer[Listener]
+    authorities: bytes
     output: OutputLimits
-    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., working_directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., healthcheck: _Optional[_Union[Healthcheck, _Mapping]] = ..., context: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., steps: _Optional[int] = ..., setup: _Optional[_Union[StepSetup, _Mapping]] = ..., output: _Optional[_Union[OutputLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., working_directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., healthcheck: _Optional[_Union[Healthcheck, _Mapping]] = ..., context: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., steps: _Optional[int] = ..., setup: _Optional[_Union[StepSetup, _Mapping]] = ..., listeners: _Optional[_Iterable[_Union[Listener, _Mapping]]] = ..., authorities: _Optional[bytes] = ..., output: _Optional[_Union[OutputLimits, _Mapping]] = ...) -> None: ...
+
+class Listener(_message.Message):
+    __slots__ = ("address", "port", "is_proxy")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    IS_PROXY_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    port: int
+    is_proxy: bool
+    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., is_proxy: bool = ...) -> None: ...
 
 class StepSetup(_message.Message):
     __slots__ = ("files", "command", "healthcheck")
@@ -559,3 +584,29 @@ class SubmitResultResponse(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     next: NextStep
     def __init__(self, next: _Optional[_Union[NextStep, _Mapping]] = ...) -> None: ...
+
+class RelayRequest(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
+
+class RelayResponse(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("stream", "open", "data", "credit", "end")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    stream: int
+    open: int
+    data: bytes
+    credit: int
+    end: StreamEnd
+    def __init__(self, stream: _Optional[int] = ..., open: _Optional[int] = ..., data: _Optional[bytes] = ..., credit: _Optional[int] = ..., end: _Optional[_Union[StreamEnd, str]] = ...) -> None: ...

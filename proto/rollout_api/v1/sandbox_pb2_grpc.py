@@ -75,6 +75,11 @@ class SandboxServiceStub(object):
                 request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.SubmitResultRequest.SerializeToString,
                 response_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.SubmitResultResponse.FromString,
                 _registered_method=True)
+        self.Relay = channel.stream_stream(
+                '/rollout_api.v1.SandboxService/Relay',
+                request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.RelayRequest.SerializeToString,
+                response_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.RelayResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer(object):
@@ -146,6 +151,14 @@ class SandboxServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Relay(self, request_iterator, context):
+        """Carries the streams of the assignment's listeners, as raw bytes, both ways. Called where there are listeners, one
+        call at a time: a new one takes the place of the one before, whose streams are gone. It ends with the lease.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -188,6 +201,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.SubmitResult,
                     request_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.SubmitResultRequest.FromString,
                     response_serializer=rollout__api_dot_v1_dot_sandbox__pb2.SubmitResultResponse.SerializeToString,
+            ),
+            'Relay': grpc.stream_stream_rpc_method_handler(
+                    servicer.Relay,
+                    request_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.RelayRequest.FromString,
+                    response_serializer=rollout__api_dot_v1_dot_sandbox__pb2.RelayResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -407,6 +425,33 @@ class SandboxService(object):
             '/rollout_api.v1.SandboxService/SubmitResult',
             rollout__api_dot_v1_dot_sandbox__pb2.SubmitResultRequest.SerializeToString,
             rollout__api_dot_v1_dot_sandbox__pb2.SubmitResultResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Relay(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rollout_api.v1.SandboxService/Relay',
+            rollout__api_dot_v1_dot_sandbox__pb2.RelayRequest.SerializeToString,
+            rollout__api_dot_v1_dot_sandbox__pb2.RelayResponse.FromString,
             options,
             channel_credentials,
             insecure,

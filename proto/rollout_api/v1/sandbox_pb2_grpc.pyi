@@ -96,6 +96,14 @@ class SandboxServiceStub:
     served. A retry with the same step gets the recorded answer.
     """
 
+    Relay: grpc.StreamStreamMultiCallable[
+        rollout_api.v1.sandbox_pb2.RelayRequest,
+        rollout_api.v1.sandbox_pb2.RelayResponse,
+    ]
+    """Carries the streams of the assignment's listeners, as raw bytes, both ways. Called where there are listeners, one
+    call at a time: a new one takes the place of the one before, whose streams are gone. It ends with the lease.
+    """
+
 class SandboxServiceAsyncStub:
     """What a sandbox may ask of the orchestrator."""
 
@@ -162,6 +170,14 @@ class SandboxServiceAsyncStub:
     """Ends the episode, or one step of a task that has several: then the response, which may take as long as the step
     is graded, has the next one. The first accepted result of each step counts; after the last only SendOutput is
     served. A retry with the same step gets the recorded answer.
+    """
+
+    Relay: grpc.aio.StreamStreamMultiCallable[
+        rollout_api.v1.sandbox_pb2.RelayRequest,
+        rollout_api.v1.sandbox_pb2.RelayResponse,
+    ]
+    """Carries the streams of the assignment's listeners, as raw bytes, both ways. Called where there are listeners, one
+    call at a time: a new one takes the place of the one before, whose streams are gone. It ends with the lease.
     """
 
 class SandboxServiceServicer(metaclass=abc.ABCMeta):
@@ -246,6 +262,16 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         """Ends the episode, or one step of a task that has several: then the response, which may take as long as the step
         is graded, has the next one. The first accepted result of each step counts; after the last only SendOutput is
         served. A retry with the same step gets the recorded answer.
+        """
+
+    @abc.abstractmethod
+    def Relay(
+        self,
+        request_iterator: _MaybeAsyncIterator[rollout_api.v1.sandbox_pb2.RelayRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[rollout_api.v1.sandbox_pb2.RelayResponse], collections.abc.AsyncIterator[rollout_api.v1.sandbox_pb2.RelayResponse]]:
+        """Carries the streams of the assignment's listeners, as raw bytes, both ways. Called where there are listeners, one
+        call at a time: a new one takes the place of the one before, whose streams are gone. It ends with the lease.
         """
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

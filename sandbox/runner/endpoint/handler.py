@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from sandbox.errors import ClientGone
-from sandbox.runner.endpoint import limits, messages
+from sandbox.runner.endpoint import limits, mcp, messages
 from sandbox.runner.endpoint.beats import beats
 from sandbox.runner.endpoint.body import read_body
 from sandbox.runner.endpoint.checks import MODEL, BadRequest, Body, Event, flag, openai_error, shown, strict_json
@@ -48,6 +48,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, limits.model(name, tokens))
         elif self._path in _ALIVE:
             self._send(200, {"status": "ok"})
+        elif self._path == mcp.PATH:  # a stream of the server's own words; there are none
+            self._not_allowed()
         else:
             self._not_found()
 
@@ -62,8 +64,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self) -> None:
-        """Serves one completion, or counts the tokens of a prompt."""
+        """Serves one completion, counts the tokens of a prompt, or answers a message of MCP."""
         endpoint = self.server.endpoint
+        if self._path == mcp.PATH:
+            self._serve_mcp()
+            return
         counter = endpoint.counters.get(self._path)
         api = counter or endpoint.apis.get(self._path)
         if api is None:
@@ -89,7 +94,40 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         """There is nothing to delete."""
-        self._not_found()
+        if self._path == mcp.PATH:  # a session; there are none
+            self._not_allowed()
+        else:
+            self._not_found()
+
+    def _serve_mcp(self) -> None:
+        endpoint, number = self.server.endpoint, None
+        try:
+            message = mcp.read_message(read_body(self.headers, self.rfile))
+            number = message.number
+            mcp.demand_version(self.headers.get("MCP-Protocol-Version"))
+            if number is None:
+                self._answer_nothing(202)
+                return
+            with beats(partial(self._beat, stream=False, sampled=False)):
+                answer = endpoint.answer_mcp(message, self.connection)
+        except ClientGone:
+            self.close_connection = True
+        except BadRequest as error:
+            self._send(error.status, mcp.error_answer(mcp.unread(error)))
+        except mcp.RpcError as error:
+            self._send(error.status, mcp.error_answer(error, number))
+        else:
+            self._send(200, answer)
+
+    def _not_allowed(self) -> None:
+        self._answer_nothing(405, Allow="POST")
+
+    def _answer_nothing(self, status: int, **headers: str) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": "0", "Connection": "close"}.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What is no HTTP, or has a method that is not served: in the form of all errors, and not as a page."""
@@ -105,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _not_found(self) -> None:
         """In the form of the API that has such paths."""
-        paths = ", ".join(self.server.endpoint.apis)
+        paths = ", ".join((*self.server.endpoint.apis, mcp.PATH))
         reason = f"there is no {self.command} {shown(self._path)}: GET goes to /v1/models, POST to {paths}"
         for path, why in _NOT_SERVED.items():
             if self._path == path or self._path.startswith(f"{path}/"):
@@ -158,12 +196,12 @@ class Handler(BaseHTTPRequestHandler):
         if self._started_type:
             self._chunk(b"")
 
-    def _beat(self, *, stream: bool) -> None:
+    def _beat(self, *, stream: bool, sampled: bool = True) -> None:
         if self.request_version != self.protocol_version:
             return  # HTTP/1.0 has no chunks, and an answer without them would not be seen to break off
         if not self._started_type:
             self._started_type = _EVENTS if stream else _JSON
-            self._head(200, self._started_type, sampled=True)
+            self._head(200, self._started_type, sampled=sampled)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
         self._chunk(b": waiting\n\n" if stream else b"\n")

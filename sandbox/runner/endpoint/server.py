@@ -3,7 +3,7 @@
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import HTTPServer
@@ -11,19 +11,21 @@ from typing import Any, Protocol
 
 from sandbox.errors import ClientGone, EpisodeEnd, RequestRefused
 from sandbox.runner.client import hung_up
-from sandbox.runner.endpoint import chat, completions, limits, messages, tools
+from sandbox.runner.endpoint import chat, completions, limits, mcp, messages, tools
 from sandbox.runner.endpoint.body import MAX_BODY_BYTES as MAX_BODY_BYTES
 from sandbox.runner.endpoint.checks import MODEL, TOO_LONG, BadRequest, Body, Event, Served, noting_unused
 from sandbox.runner.endpoint.handler import Handler
 from sandbox.runner.endpoint.notes import NoteBook
 from sandbox.runner.endpoint.responses import Responses
-from sandbox.types import Completion, Request
+from sandbox.types import Completion, Request, ToolSpec
 
 _MAX_CONNECTIONS, _MAX_WAITING = 40, 256
 _LOOK_S = 0.1
 
 # Gets a completion for the request that came over this connection. Raises RequestRefused, ClientGone, EpisodeEnd.
 Ask = Callable[[Request, socket.socket], Completion]
+# Calls a host tool by its name, with the text of a JSON object. Raises ToolFailure, ClientGone, EpisodeEnd.
+CallTool = Callable[[str, str, socket.socket], str]
 
 
 class Api(Protocol):
@@ -61,6 +63,8 @@ class ProgramEndpoint:
         self._ask: Ask
         self._ended: Callable[[EpisodeEnd], None]
         self._places: threading.Semaphore
+        self._tools: Sequence[ToolSpec]
+        self._call_tool: CallTool
         self._lock = threading.Lock()  # of the next two
         self._over = False
         self._served = 0
@@ -80,14 +84,24 @@ class ProgramEndpoint:
             "ANTHROPIC_BASE_URL": self.url,
             "ANTHROPIC_API_KEY": "sandbox",
             "ANTHROPIC_MODEL": MODEL,
+            "ORCHESTRATOR_MCP_URL": f"{self.url}{mcp.PATH}",
             **limits.PATIENCE,
         }
 
     @contextmanager
-    def serving(self, ask: Ask, ended: Callable[[EpisodeEnd], None], *, parallel: int = 1) -> Iterator[None]:
-        """Serves until the block is left, once. `ask` is called by so many threads at a time. The first EpisodeEnd
-        that it raises goes to `ended`."""
+    def serving(
+        self,
+        ask: Ask,
+        ended: Callable[[EpisodeEnd], None],
+        *,
+        parallel: int = 1,
+        tools: Sequence[ToolSpec] = (),
+        call_tool: CallTool = lambda name, arguments, connection: "",
+    ) -> Iterator[None]:
+        """Serves until the block is left, once. `ask` is called by so many threads at a time. `tools`: of the
+        host's, which `call_tool` calls. The first EpisodeEnd that either raises goes to `ended`."""
         self._ask, self._ended = ask, ended
+        self._tools, self._call_tool = tools, call_tool
         self._places = threading.Semaphore(parallel)
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="endpoint", daemon=True).start()
         try:
@@ -128,6 +142,20 @@ class ProgramEndpoint:
             except RequestRefused as refused:
                 code = TOO_LONG if refused.too_long else None
                 raise BadRequest(str(refused), refused.param or None, code=code) from refused
+
+    def answer_mcp(self, message: mcp.RpcMessage, connection: socket.socket) -> dict[str, Any]:
+        """The answer to a message that wants one. Raises ClientGone."""
+
+        def call(name: str, arguments: str) -> str:
+            if self._over:
+                raise BadRequest("the rollout is over", status=429)
+            try:
+                return self._call_tool(name, arguments, connection)
+            except EpisodeEnd as end:
+                self._end(end)
+                raise BadRequest("the rollout is over", status=429) from end
+
+        return mcp.answer(message, self._tools, call)
 
     def _end(self, end: EpisodeEnd) -> None:
         with self._lock:

@@ -69,7 +69,10 @@ class Model:
 
     @property
     def template(self) -> str:
-        return (self.folder / "chat_template.jinja").read_text("utf-8")
+        alone = self.folder / "chat_template.jinja"
+        if alone.exists():
+            return alone.read_text("utf-8")
+        return str(json.loads((self.folder / "tokenizer_config.json").read_text("utf-8"))["chat_template"])
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, special tokens in it recognised."""

@@ -104,6 +104,28 @@ async def test_a_report_is_left_when_the_trainer_is_away_and_a_signal_ends_it(ho
     assert len(groups) >= 4
 
 
+async def test_trees_reach_the_trainer_with_each_token_once(home: Path) -> None:
+    """A third of the rollouts has a second turn to branch at; the others' places are drawn whole."""
+    async with ScriptedServer("vllm", answers(TASKS)) as server, run_api() as api:
+        trees = {"branch": "turns:2 width:3", "group_size": 4, "total_steps": TASKS}
+        given = flags(home, server.base_url, rollout_server_url=api.url, **trees)
+        trainer = await Trainer.registered(api.url, batch_size=4)
+        async with running(*given, directory=home, command="serve") as serve:
+            await trainer.take(TASKS, serve)
+            ended = await serve.ended()
+    assert ended.code == 0, ended.stderr
+    told = Counter(sampled(served) for served in server.log.completions)
+    taken = Counter(run for group in trainer.groups for run in trained(group))
+    assert told == taken, "each completion is trained once, in the row of who sampled it"
+    branched = [group for group in trainer.groups if any(facts["parent"] for facts in group["overrides"])]
+    assert 0 < len(branched) < TASKS
+    for group in trainer.groups:
+        if group in branched:
+            assert list(map(len, group["advantages"])) == list(map(len, group["tokens"]))
+        else:
+            assert group["advantages"] is None
+
+
 @pytest.mark.long
 async def test_checkpoint_of_the_trainer_is_one_of_serve_too(home: Path) -> None:
     terms = {"batch_size": 4, "checkpoint_dir": str(home / "checkpoints"), "interval": 2}

@@ -38,7 +38,7 @@ from tests.fakes.runs import (
 from tests.fakes.trainers import Trainer, free_port, run_api
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.full,
     pytest.mark.docker,
     pytest.mark.skipif(ray_cluster.why_not() is not None, reason=ray_cluster.why_not() or ""),
     pytest.mark.timeout(600),
@@ -270,7 +270,8 @@ async def test_a_head_that_is_gone_ends_the_run_in_order_and_another_cluster_goe
     assert "the cluster's head is away, no node can join meanwhile" in ended.stderr
     assert "orchestrator: the cluster's head has been away for" in ended.stderr
     assert not ended.traceback
-    assert set(outcomes(home / "run")) == {"finished", "sandbox_lost"}
+    # Those that wait for a node to go on with them are cancelled when the run ends.
+    assert {"finished"} < set(outcomes(home / "run")) <= {"finished", "sandbox_lost", "cancelled"}
     await until(lambda: "running" not in states_of("a").values(), "the sandboxes end by themselves")
     groups = whole_lines(home / "run" / "groups.jsonl") + 2
     async with RayCluster(home / "d") as other:

@@ -23,7 +23,7 @@ from tests.fakes.runs import essence, flags, lines, outcomes, place, run, runnin
 _WHY_NOT = ray_cluster.why_not(networks=True) or own_engine.why_not()
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.full,
     pytest.mark.docker,
     pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or ""),
     pytest.mark.timeout(900),

@@ -141,7 +141,7 @@ async def test_each_fault_of_a_task_is_found_and_named(home: Path) -> None:
     assert any("delivered code runs beside the tests" in line for line in tasks["delivered"]["warnings"])
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_only_what_has_changed_is_checked_anew(home: Path) -> None:
     tasks = write(home, "honest", "unsolved")
     first = await checked(home, tasks, code=1)
@@ -176,11 +176,11 @@ async def test_a_check_that_was_stopped_keeps_what_it_found_and_goes_on(home: Pa
 async def test_a_working_directory_that_the_image_lacks_is_made(home: Path) -> None:
     tasks = write(home, "honest")
     (row,) = map(json.loads, tasks.read_text().splitlines())
-    tasks.write_text(json.dumps({**row, "cwd": "/work/new"}) + "\n")
+    tasks.write_text(json.dumps({**row, "cwd": "/place/new"}) + "\n")
     (home / "honest" / "solution" / "solve.sh").write_text(
-        "#!/bin/sh\n[ $PWD = /work/new ] && echo right > answer\n"
+        "#!/bin/sh\n[ $PWD = /place/new ] && echo right > answer\n"
     )
-    test = "[ $PWD = /work/new ] || exit 1\n" + READS.replace("/app/answer", "/work/new/answer")
+    test = "[ $PWD = /place/new ] || exit 1\n" + READS.replace("/app/answer", "/place/new/answer")
     (home / "honest" / "tests" / "test.sh").write_text(f"#!/bin/sh\n{test}")
     (task,) = (await checked(home, tasks))["tasks"]
     assert (task["solution"], task["no_op"]) == ([1, 1, 1], [0, 0, 0])

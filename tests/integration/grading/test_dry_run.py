@@ -93,7 +93,7 @@ async def rolled_out(home: Path, run_dir: str) -> list[dict[str, Any]]:
     return lines(home / run_dir / "rollouts.jsonl")
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_what_tests_fetch_once_is_there_in_every_later_grade(home: Path, index: Index) -> None:
     tasks = write(home, FETCHES.replace("{index}", index.address))
     cache = Path(oci_images.CACHE["XDG_CACHE_HOME"]) / "rollout-orchestrator/workspaces/layers"
@@ -151,6 +151,7 @@ TEST_OUTPUTS = """def test_answer():
 """
 
 
+@pytest.mark.full
 async def test_what_pip_installed_is_satisfied_and_cannot_be_patched_before_it_is_there(
     index: Index, launcher: OciLauncher, workspaces: Workspaces, tmp_path: Path
 ) -> None:
@@ -189,9 +190,9 @@ def fetching(index: Index, workspaces: Workspaces, tmp_path: Path) -> Task:
     """Its tests fetch a program and its rules."""
     (tmp_path / "tests").mkdir()
     script = FETCHES.replace("{index}", index.address).replace(
-        "/opt/tool/judge >", "cd /work/out; /opt/tool/judge >"
+        "/opt/tool/judge >", "cd /place/out; /opt/tool/judge >"
     )
-    (tmp_path / "tests/test.sh").write_text(script.replace("\n", "\nmkdir -p /work/out\n", 1))
+    (tmp_path / "tests/test.sh").write_text(script.replace("\n", "\nmkdir -p /place/out\n", 1))
     grader = Grader("harbor", tests=str(tmp_path / "tests"), environment=PATH, timeout_s=60)
     return with_tests(Task("tool", "Do it.", grader=grader, environment=PATH), workspaces)
 
@@ -203,7 +204,7 @@ async def dry_run(
     (folder / "site").mkdir()
     site = Site({}, Path("/etc/ssl/certs/ca-certificates.crt"), ("SSL_CERT_FILE",))
     dry_runs = DryRuns([index.address], workspaces, site, folder / "site")
-    done = await dry_runs.of(task, spec, launcher, ["/work/out/answer"])
+    done = await dry_runs.of(task, spec, launcher, ["/place/out/answer"])
     assert (done.error, done.reached) == ("", (index.address,))
     assert done.layer is not None
     assert task.grader is not None
@@ -221,7 +222,7 @@ async def test_what_an_agent_plants_where_tests_install_gains_nothing(
     tmp_path: Path,
 ) -> None:
     layered = await dry_run(fetching, index, spec, launcher, workspaces, tmp_path)
-    honest = await graded(launcher, spec, layered, "mkdir -p /work/out; echo right > /work/out/answer")
+    honest = await graded(launcher, spec, layered, "mkdir -p /place/out; echo right > /place/out/answer")
     assert (honest.rewards, honest.fault) == ({"reward": 1}, ""), honest.stderr
     planted = await graded(launcher, spec, layered, PLANTED[name])
     assert (planted.rewards, planted.scope) == ({"reward": 0}, "whole"), planted.stderr
@@ -236,13 +237,13 @@ chown 33:33 /opt/tool/inner/one; chmod 4750 /opt/tool/inner/one; mkfifo /opt/too
 rm -rf /usr/share/doc /etc/issue
 touch -d 2001-02-03 /opt/tool/dated
 env > /opt/tool/environment; cat $SSL_CERT_FILE > /dev/null && echo it can be read > /opt/tool/authorities
-touch /workspace/mine /tmp/x/y /root/.kept /tests/z; mkdir -p /work/out; touch /work/out/answer /work/beside
+touch /workspace/mine /tmp/x/y /root/.kept /tests/z; mkdir -p /place/out; touch /place/out/answer /place/beside
 echo 0 > /logs/verifier/reward.txt
 """
 SHOWS = """#!/bin/bash
 stat -c '%n %u:%g %a %h' /opt/tool/inner/one; readlink /opt/tool/three; cat /opt/tool/three
-[ -e /opt/tool/pipe ] && echo pipe; ls /usr/share/doc /etc/issue /workspace/mine /tmp/x /work/out 2> /dev/null
-date -r /opt/tool/dated +%F; ls -A /root/.kept /work /opt/tool; ls -d /output /.orchestrator*
+[ -e /opt/tool/pipe ] && echo pipe; ls /usr/share/doc /etc/issue /workspace/mine /tmp/x /place/out 2> /dev/null
+date -r /opt/tool/dated +%F; ls -A /root/.kept /place /opt/tool; ls -d /output /.orchestrator*
 cat /opt/tool/authorities; env | grep -ci -e proxy -e ssl_cert
 echo 1 > /logs/verifier/reward.txt
 """
@@ -261,7 +262,7 @@ async def test_a_layer_is_what_the_dry_run_left_without_its_surroundings(
         (tmp_path / "site").mkdir()
         site = Site({}, Path("/etc/ssl/certs/ca-certificates.crt"), ("SSL_CERT_FILE",))
         dry_runs = DryRuns([index.address], workspaces, site, tmp_path / "site")
-        done = await dry_runs.of(tasks[0], spec, launcher, ["/work/out"])
+        done = await dry_runs.of(tasks[0], spec, launcher, ["/place/out"])
     assert (done.error, done.reached) == ("", ())
     assert done.layer is not None
     assert tasks[1].grader is not None
@@ -270,7 +271,7 @@ async def test_a_layer_is_what_the_dry_run_left_without_its_surroundings(
     assert shown.stdout.splitlines() == [
         *("/opt/tool/inner/one 33:33 750 2", "/opt/tool/two", "one", "2001-02-03"),
         *("/root/.kept", "", "/opt/tool:", "authorities", "dated", "environment", "inner", "three", "two", ""),
-        *("/work:", "beside", "/output", "it can be read", "0"),
+        *("/place:", "beside", "/output", "it can be read", "0"),
     ]
     environment = (workspaces.named(done.layer) / "opt/tool/environment").read_text()
     assert "http_proxy=http://127.0.0.1:" in environment  # of the dry run alone

@@ -145,7 +145,7 @@ async def test_the_agent_finds_what_it_set_up_and_has_no_power_over_it(home: Pat
     assert (sick["outcome"], sick["reason"], sick.get("score")) == ("bad_task", why, None)
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_a_check_of_tasks_runs_it_too(home: Path, base: str) -> None:
     ended = await run(
         f"harbor:{write(home)}",

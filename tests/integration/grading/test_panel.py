@@ -33,7 +33,7 @@ async def test_a_policy_wins_where_the_tests_are_beside_it(
     assert await in_place(launcher, spec, SCRIPTS[name], tests, workspaces) in ("1", '{"reward": 1}')
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_a_task_is_checked_with_all_of_them_and_its_solution_may_leave_bytecode(
     launcher: OciLauncher, spec: SandboxSpec, tests: Path, workspaces: Workspaces, tmp_path: Path
 ) -> None:

@@ -115,24 +115,37 @@ def code(text: str) -> str:
 BEATS = """
 import subprocess
 subprocess.Popen(['sh', '-c', '''
-while :; do date +%s%N > /app/beat; mkdir -p /logs/verifier; echo 9 > /logs/verifier/reward.json; sleep 0.05; done
+while :; do
+  date +%s%N > /app/.beat; mv /app/.beat /app/beat
+  mkdir -p /logs/verifier; echo 9 > /logs/verifier/reward.json
+  sleep 0.05
+done
 '''], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 kept = 'a variable of the first step'
 open('first', 'w').write('done')
-final_answer('one')
+"""
+# A step ends behind the next beat: else what the first step left running may not have had its turn.
+WAITS = """
+import glob, time
+def beat():
+    return [open(one).read() for one in glob.glob('/app/beat')]
+before = beat()
+while beat() == before:
+    time.sleep(0.01)
+final_answer(kept)
 """
 
 
 def beating(call: Call) -> str:
     said = said_by_user(call)
     if "third thing" in said:
-        return code("open('third', 'w').write('done')\nfinal_answer(kept)")
+        return code(f"open('third', 'w').write('done'){WAITS}")
     if "second thing" in said:
         return code(
             "given = open('from-setup').read() == 'of the task\\n'\n"
-            "open('second', 'w').write('done' if given else 'no')\nfinal_answer(kept)"
+            f"open('second', 'w').write('done' if given else 'no'){WAITS}"
         )
-    return code(BEATS)
+    return code(BEATS + WAITS)
 
 
 def said_by_user(call: Call) -> str:
@@ -367,7 +380,7 @@ async def test_a_conversation_before_is_what_an_agent_goes_on_with(home: Path, b
     assert sum(one != -100 for one in group["masks"][0]) == line["completions"][0]["completion_tokens"]
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_a_step_that_is_graded_longer_than_a_connection_lives_is_followed_by_the_next(
     home: Path, base: str
 ) -> None:
@@ -397,7 +410,7 @@ except OSError as error:
 """
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_a_full_root_is_graded_as_any_other(home: Path, base: str) -> None:
     """What may be written is used up, names and bytes: the copy that is graded has room all the same."""
     a_task_of_steps(home / "tasks" / "three")
@@ -406,7 +419,7 @@ async def test_a_full_root_is_graded_as_any_other(home: Path, base: str) -> None
     assert line["step_grades"][0]["grade"]["rewards"] == {"reward": 1}
 
 
-@pytest.mark.long
+@pytest.mark.full
 async def test_each_steps_solution_is_checked_over_what_those_before_it_left(home: Path, base: str) -> None:
     tasks = home / "tasks"
     a_task_of_steps(tasks / "good")

@@ -13,7 +13,7 @@ from tests.fakes.plans import a_sandbox
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
 from tests.integration.launch.probes import launcher_for
 
-pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.timeout(900)]
 
 STEPS = (
     ("import os, subprocess\nsubprocess.check_output(['echo', str(6 * 7)])", "b'42\\n'"),

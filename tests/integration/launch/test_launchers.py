@@ -43,11 +43,11 @@ class Candidate:
 @pytest.fixture(
     params=[
         pytest.param("docker", marks=pytest.mark.docker),
-        pytest.param("docker-runsc", marks=[pytest.mark.docker, pytest.mark.long]),
+        pytest.param("docker-runsc", marks=[pytest.mark.docker, pytest.mark.full]),
         pytest.param("oci", marks=pytest.mark.docker),
         pytest.param("oci-writable", marks=pytest.mark.docker),
         pytest.param("oci-crun", marks=pytest.mark.docker),
-        pytest.param("oci-runsc", marks=[pytest.mark.docker, pytest.mark.long]),
+        pytest.param("oci-runsc", marks=[pytest.mark.docker, pytest.mark.full]),
         "process",
         "fake",
     ]

@@ -24,7 +24,7 @@ from tests.integration.launch.test_root_inside import IMAGE as WORKSHOP
 _WHY_NOT = oci_images.why_not() or ordinary_user.why_not()
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.long,
+    pytest.mark.full,
     pytest.mark.timeout(900),
     pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or ""),
 ]

@@ -16,7 +16,7 @@ from tests.fakes.runs import answers, flags, outcomes, place, run, until, write_
 _WHY_NOT = oci_images.why_not()
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.full,
     pytest.mark.skipif(shutil.which("podman") is None, reason="no Podman on this machine"),
 ]
 

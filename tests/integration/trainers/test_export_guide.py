@@ -1,5 +1,5 @@
-"""What docs/trainers.md says of exported rollouts: the commands and programs, as they stand there, on a recorded
-run and a model with Qwen's chat template."""
+"""What docs/trainers.md says of exported rollouts: the commands as they stand there, and the programs of
+examples/exported that they name, on a recorded run and a model with Qwen's chat template."""
 
 from __future__ import annotations
 
@@ -22,36 +22,33 @@ from tests.fakes.tiny_model import a_model, write  # noqa: E402
 GUIDE = ROOT / "docs" / "trainers.md"
 SECTION = blocks(GUIDE.read_text("utf-8").partition("## TRL on what `export` wrote")[2].partition("\n## ")[0])
 COMMANDS = [command for block in SECTION if block.kind == "sh" for command in block.text.splitlines()]
+PROGRAMS = [command.removeprefix("python ") for command in COMMANDS if command.startswith("python ")]
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
 
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    """With a run, a model, and what the guide's files and other commands than `python` leave."""
+    """With a run, a model, and what the guide's other commands than `python` leave."""
     with place() as home:
         write_recorded_run(home / "runs" / "base")
         folder = write(a_model(), home / "my-model")
         (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-        for block in SECTION:
-            if block.name:
-                (home / block.name).write_text(block.text)
         for command in COMMANDS:
             if not command.startswith("python "):
                 run(command, home)
         yield home
 
 
-def test_every_program_of_the_guide_is_run_by_it() -> None:
-    programs = [block.name for block in SECTION if block.name]
-    assert [command for command in COMMANDS if command.startswith("python ")] == [f"python {p}" for p in programs]
-    assert len(programs) == 5
+def test_every_program_for_exports_is_run_by_the_guide() -> None:
+    there = [path.relative_to(ROOT).as_posix() for path in (ROOT / "examples" / "exported").glob("*.py")]
+    assert sorted(PROGRAMS) == sorted(there)
 
 
-@pytest.mark.parametrize("program", [block.name for block in SECTION if block.name])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_model_is_trained(home: Path, program: str) -> None:
     """In this process, as the imports of a trainer take longer than its steps."""
     with chdir(home):
-        left = runpy.run_path(program, run_name="__main__")
+        left = runpy.run_path(str(ROOT / program), run_name="__main__")
     if "args" in left:  # a program of TRL's trainers
         (state,) = Path(home, left["args"].output_dir).glob("checkpoint-2/trainer_state.json")
         assert '"global_step": 2' in state.read_text()

@@ -40,6 +40,7 @@ from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import (
     Attachment,
     Attempt,
@@ -66,6 +67,17 @@ async def test_a_node_gets_the_keys_that_rollouts_need_and_no_other() -> None:
     assert given.tavily_api_key.reveal() == "tv"
     assert not given.judge_api_key
     assert b"sk-j" not in pickle.dumps(given)
+
+
+async def test_a_node_gets_the_values_of_variables_that_are_here_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "hunter2")
+    servers = ({"name": "a", "command": "x", "env": {"API_KEY": "env:MY_KEY", "TZ": "UTC"}},)
+    config = Config(env=EnvSettings(mcp_servers=servers))  # type: ignore[arg-type]
+    given = settings_for_nodes(config, None)
+    monkeypatch.delenv("MY_KEY")
+    there = pickle.loads(pickle.dumps(given)).env.mcp_servers[0]
+    assert there.env == {"API_KEY": Secret("hunter2"), "TZ": "UTC"}
+    assert "hunter2" not in repr(given)
 
 
 def test_no_answer_and_no_metadata_go_to_a_node() -> None:

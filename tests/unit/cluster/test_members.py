@@ -13,6 +13,7 @@ from orchestrator.cluster import node as node_module
 from orchestrator.cluster.order import (
     Broken,
     Delivery,
+    News,
 )
 from orchestrator.cluster.placement import Rooms
 from orchestrator.cluster.remote import ListedNode
@@ -25,6 +26,7 @@ from orchestrator.errors import (
 from orchestrator.host.base import Provision
 from orchestrator.types import (
     Attempt,
+    Turn,
 )
 from tests.fakes.cluster import (
     DOCKER_AWAY,
@@ -36,7 +38,7 @@ from tests.fakes.cluster import (
     rollouts_on,
     until,
 )
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, a_turn
 
 silence = pytest.mark.usefixtures("short_silence")
 
@@ -156,6 +158,45 @@ async def test_a_node_that_dies_costs_no_retry_and_its_rollouts_are_drawn_elsewh
     assert redrawn == [[("a0", "sandbox_lost", "a"), ("a1", "finished", "b")]] * 2
     assert len(recorded) == 6
     assert sorted(cluster["a"].cancelled) == sorted(order.plan.rollout_id for order in cluster["a"].orders)
+
+
+@pytest.mark.parametrize("how", ["it leaves", "its actor dies", "it falls silent", "it fails"])
+@silence
+async def test_a_node_that_is_lost_costs_no_turn_that_it_told_of(how: str) -> None:
+    told: list[Turn] = [a_turn("said 1", 1), replace(a_turn("said 2", 2), started_s=2.0, ended_s=3.0)]
+    cluster = FakeCluster("a", "b")
+    async with rollouts_on(cluster, max_concurrent_sandboxes=1) as (_, executor, recorded):
+        executor.max_retries = 1
+        cluster.hold()
+        (run,) = begun(executor, 1)
+        await until(lambda: any(node.orders for node in cluster.started))
+        lost = next(node for node in cluster.started if node.orders)
+        other = next(node for node in cluster.started if node is not lost)
+        number = lost.orders[0].number
+        news = [News(number, place, 1000.0, turn) for place, turn in enumerate(told)]
+        # Of an order that is over, and behind one that is missing: neither is on record.
+        lost.told += [News(number + 9, 0, 1.0, told[0]), *news, News(number, 7, 1000.0, a_turn("said 9", 9))]
+        await until(lambda: not lost.told)
+        match how:
+            case "it leaves":
+                del cluster.there[lost.name]
+            case "its actor dies":
+                lost.ended = True
+            case "it falls silent":
+                lost.silent.set()
+            case "it fails":
+                lost.answers.append(Delivery(broken=Broken("SandboxLostError", "it is gone")))
+                lost.go.set()
+        await until(lambda: bool(other.orders) or len(lost.orders) > 1)
+        (following,) = [*other.orders, *lost.orders[1:]]
+        assert following.plan.rollout_id == "g000000-r00-a0"
+        assert following.plan.prefix is not None
+        assert [turn.completion.text for turn in following.plan.prefix.turns] == ["said 1", "said 2"]
+        assert following.plan.prefix.started_at == 1000.0
+        lost.silent.clear()
+        cluster.release()
+        await run
+    assert len(recorded) == 1
 
 
 async def test_an_actor_that_dies_is_started_anew_on_its_node() -> None:

@@ -92,7 +92,7 @@ def test_each_field_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert task.environment == {"LANG": "C", "A": "", "PRICE": "5 ${X} 6"}
     assert (task.cpus, task.memory_bytes, task.storage_bytes) == (2.0, 2 << 30, 10 << 30)
     assert task.limits == {"rollout_timeout": 900.0, "rollout_deadline": 900.0}
-    assert task.notes == ("its task asks for a network (public); it has had none",)
+    assert task.notes == ("its task asks for a network (public): it had what env.egress gave it",)
     assert (task.source, task.answer) == (f"harbor:{tmp_path}/t", None)
     grader = task.grader
     assert grader is not None
@@ -217,7 +217,7 @@ def test_marks_of_benchmarks_are_not_the_question(tmp_path: Path) -> None:
     ],
 )
 def test_a_network_that_a_task_asks_for_is_on_record(tmp_path: Path, toml: str, network: str | None) -> None:
-    notes = (f"its task asks for a network ({network}); it has had none",) if network else ()
+    notes = (f"its task asks for a network ({network}): it had what env.egress gave it",) if network else ()
     assert only(a_task(tmp_path / "t", toml)).notes == notes
 
 
@@ -396,6 +396,7 @@ MERGES = "\n".join(
     ["m0: &m0 {k: v}", *(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 10)}]}}" for n in range(1, 9))]
 )
 DEVICES = "{resources: {reservations: {devices: [{driver: nvidia}]}}}"
+COMPOSE = "environment__docker-compose_yaml"
 REFUSED = [
     ('[environment]\nos = "Windows"\n', {}, "Windows"),
     ("[environment]\ngpus = 1\n", {}, "a GPU"),
@@ -410,14 +411,14 @@ REFUSED = [
     ('[verifier]\nenv = {KEY = "${KEY}"}\n', {}, "a variable of the host"),
     ('[solution]\nenv = {KEY = "${KEY}"}\n', {}, "a variable of the host"),
     ("", {"environment__Dockerfile": None}, "an image"),
-    ("", {"environment__docker-compose_yaml": "services: {main: {}, db: {}}"}, "compose"),
-    ("", {"environment__docker-compose_yaml": "services: {main: {privileged: true}}"}, "compose"),
-    ("", {"environment__docker-compose_yaml": "services: {main: {volumes: ['/:/host']}}"}, "compose"),
-    ("", {"environment__docker-compose_yaml": "services: {main: {command: nginx}}"}, "compose"),
-    ("", {"environment__docker-compose_yaml": f"services: {{main: {{deploy: {DEVICES}}}}}"}, "compose"),
-    ("", {"environment__docker-compose_yaml": f"{ALIASES}\nservices: {{main: {{command: *a11}}}}"}, "compose"),
-    ("", {"environment__docker-compose_yaml": f"{ALIASES}\nservices: {{main: {{build: *a11}}}}"}, "compose"),
-    ("", {"environment__docker-compose_yaml": "services: {main: {build: {context: .., target: x}}}"}, "compose"),
+    ("", {COMPOSE: "services: {main: {}, db: {image: d, privileged: true}}"}, "privileged in compose"),
+    ("", {COMPOSE: "services: {main: {privileged: true}}"}, "privileged in compose"),
+    ("", {COMPOSE: "services: {main: {volumes: ['/:/host']}}"}, "a host mount in compose"),
+    ("", {COMPOSE: "services: {main: {command: nginx}}"}, "command of main in compose"),
+    ("", {COMPOSE: f"services: {{main: {{deploy: {DEVICES}}}}}"}, "a GPU in compose"),
+    ("", {COMPOSE: f"{ALIASES}\nservices: {{main: {{command: *a11}}}}"}, "a0 in compose"),
+    ("", {COMPOSE: f"{ALIASES}\nservices: {{main: {{build: *a11}}}}"}, "a0 in compose"),
+    ("", {COMPOSE: "services: {main: {build: {context: .., target: x}}}"}, "build target in compose"),
     ('artifacts = [{source = "/x", service = "db"}]\n', {}, "compose"),
     ('[[verifier.collect]]\ncommand = "x"\nservice = "db"\n', {}, "compose"),
     ('[verifier]\nenvironment_mode = "separate"\n', {"tests__docker-compose_yaml": "x"}, "compose"),
@@ -435,8 +436,37 @@ def test_what_is_not_had_here_is_refused_by_name(
     assert "\n" not in reason
 
 
+def test_an_mcp_server_of_the_operators_stands_for_one_of_that_name_that_a_task_wants(tmp_path: Path) -> None:
+    both = "".join(
+        f'[[environment.mcp_servers]]\nname = "{name}"\ncommand = "rm"\nargs = ["/"]\n' for name in "ab"
+    )
+    folder = a_task(tmp_path / "t", both)
+    for known, other in (([], "a"), (["a"], "b")):
+        reading = read_folder(folder, "test", known)
+        assert isinstance(reading.task, BadTask)
+        assert reading.need == "an MCP server"
+        assert f"names the MCP server '{other}': name one so in env.mcp_servers" in reading.task.reason
+    [task] = open_tasks(f"harbor:{folder}", dataset_path=folder, split="", mcp_servers=["b", "a"])
+    assert isinstance(task, Task)
+
+
+def test_an_mcp_server_at_a_service_of_the_task_is_told_to_the_agent(tmp_path: Path) -> None:
+    server = '[[environment.mcp_servers]]\nname = "m"\ntransport = "streamable-http"\nurl = "http://{}/mcp"\n'
+    services = {COMPOSE: "services: {main: {}, tools: {image: d, hostname: words}}"}
+    folder = a_task(tmp_path / "t", server.format("words:8000"), **services)
+    task = read_folder(folder, "test").task
+    assert isinstance(task, Task)
+    assert [one.ports for one in task.services] == [(8000,)]
+    assert task.question.endswith("\n- m (streamable-http): http://words:8000/mcp\n")
+    operators = read_folder(folder, "test", ["m"]).task
+    assert isinstance(operators, Task)
+    assert "words" not in operators.question
+    elsewhere = read_folder(a_task(tmp_path / "e", server.format("far.example"), **services), "test")
+    assert elsewhere.need == "an MCP server"
+
+
 def test_refused_tasks_are_counted_in_one_line(tmp_path: Path) -> None:
-    compose = {"environment__docker-compose_yaml": "services: {main: {}, db: {}}"}
+    compose = {"environment__docker-compose_yaml": "services: {main: {}, db: {image: d, privileged: true}}"}
     for number, (toml, files) in enumerate([
         (TOML, {}), (TOML, {}), (TOML, compose), (TOML, compose), ("[environment]\ngpus = 2\n", {}), ("=", {}),
         ('[task]\nname = "task-0"\n[environment]\ncolour = "red"\nnetwork_mode = "no-network"', {}),
@@ -444,8 +474,8 @@ def test_refused_tasks_are_counted_in_one_line(tmp_path: Path) -> None:
         a_task(tmp_path / f"task-{number}", toml, **files)
     found = source(tmp_path)
     assert found.notes() == (
-        "of 7 tasks 2 can run: 2 need compose, 1 needs a GPU, 2 cannot be read",
-        "2 of these tasks ask for a network: they run without one",
+        "of 7 tasks 2 can run: 2 need privileged in compose, 1 needs a GPU, 2 cannot be read",
+        "2 of these tasks ask for a network: they have what env.egress gives",
         "keys of task.toml that are not read: environment.colour (1 tasks)",
     )
     assert [isinstance(task, Task) for task in found] == [True, True, False, False, False, False, False]
@@ -703,3 +733,32 @@ def test_columns_are_not_for_it(tmp_path: Path) -> None:
     a_task(tmp_path / "t")
     with pytest.raises(ConfigError, match="harbor has our columns already"):
         open_tasks(f"harbor:{tmp_path}", dataset_path=tmp_path, split="x", columns={"question": "q"})
+
+
+def test_services_of_a_compose_file_are_the_tasks(tmp_path: Path) -> None:
+    compose = """
+services:
+  main: {depends_on: [db], working_dir: /srv/app, environment: {A: "1", B: "2"}, mem_limit: 1g, user: "7"}
+  db: {build: ./db, expose: [5432]}
+"""
+    toml = """
+artifacts = ["/srv/app/out", {source = "/tmp/dump.sql", service = "db"}]
+[environment]
+env = {B = "3"}
+[verifier]
+environment_mode = "separate"
+[[verifier.collect]]
+command = "pg_dump app > /tmp/dump.sql"
+service = "db"
+"""
+    files = {"environment__docker-compose_yaml": compose, "environment__db__Dockerfile": "FROM postgres:16\n"}
+    task = only(a_task(tmp_path / "t", toml, tests__Dockerfile="FROM x\n", **files))
+    (db,) = task.services
+    assert db.dockerfile == str(tmp_path / "t" / "environment" / "db" / "Dockerfile")
+    assert (task.cwd, task.environment, task.memory_bytes, task.user) == (
+        "/srv/app", {"A": "1", "B": "3"}, 1 << 30, "7",
+    )  # fmt: skip
+    assert task.grader is not None
+    assert [one.service for one in task.grader.collect] == ["db"]
+    assert task.grader.of_services == (("db", "/tmp/dump.sql"),)
+    assert task.grader.declared == ("/logs/artifacts", "/srv/app/out")

@@ -90,7 +90,7 @@ def test_a_named_split_is_opened_in_the_place_of_the_other(
 ) -> None:
     asked = []
 
-    def opening(dataset: str, *, dataset_path: Path, split: str, columns: object) -> Source:
+    def opening(dataset: str, *, dataset_path: Path, split: str, **_: object) -> Source:
         asked.append((dataset, split))
         return Source("s", lambda: iter(()))
 

@@ -1,0 +1,150 @@
+"""The bodies that went through the border, each kept once per run, by its hash, in `egress/` of the run directory.
+
+They are written beside and renamed when they are whole, so that a name is always the hash of what it names. Over
+the bounds a body is hashed and not kept. Files are read and written in threads.
+"""
+
+import asyncio
+import os
+import re
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from orchestrator.border.streams import PIECE_BYTES
+
+NOTHING = sha256(b"").hexdigest()
+MAX_BODY_BYTES = 1 << 30
+_WAITING_BYTES = 1 << 20  # of one body, until they are written together
+_PART = "part-"
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Bodies:
+    """Of one run. `folder`: None: nothing is kept. `most`: bytes that it may hold; 0: it is read alone."""
+
+    def __init__(self, folder: Path | None, most: int = 0) -> None:
+        """Blocks. Raises OSError."""
+        self._folder, self._left = folder, most
+        self._known = set[str]()
+        self.left_out = 0
+        """Bodies that were hashed alone."""
+        if folder is not None and most:
+            folder.mkdir(exist_ok=True)
+        for file in folder.iterdir() if folder is not None and folder.is_dir() else ():
+            if _HASH.fullmatch(file.name) and file.is_file() and not file.is_symlink():
+                self._known.add(file.name)
+                self._left -= file.stat().st_size
+            elif most and file.name.startswith(_PART):
+                file.unlink()  # of a run that was killed
+
+    def body(self) -> "Body":
+        """A new one."""
+        return Body(self)
+
+    def holds(self, digest: str | None) -> bool:
+        """Whether this one is kept."""
+        return digest == NOTHING or digest in self._known
+
+    async def read(self, digest: str) -> AsyncIterator[bytes]:
+        """A body that is kept. Raises OSError."""
+        if digest == NOTHING:
+            return
+        assert self._folder is not None
+        file = await asyncio.to_thread((self._folder / digest).open, "rb")
+        try:
+            while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                yield piece
+        finally:
+            file.close()
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for so much more, which is then taken."""
+        if self._folder is None or size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """What was taken and is not needed."""
+        self._left += size
+
+    def open_part(self) -> BinaryIO:
+        """Blocks. Raises OSError."""
+        return tempfile.NamedTemporaryFile(dir=self._folder, prefix=_PART, delete=False)  # type: ignore[return-value]
+
+    def keep(self, part: BinaryIO, digest: str) -> None:
+        """Blocks. Raises OSError."""
+        assert self._folder is not None
+        part.close()
+        os.replace(part.name, self._folder / digest)
+        self._known.add(digest)
+
+
+class Body:
+    """One body while it passes. It ends with `whole`, or with `drop`."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._hash = sha256()
+        self._waiting, self._part = bytearray(), None  # type: bytearray, BinaryIO | None
+        self.size = self._taken = 0
+        self._keeps = True
+
+    async def add(self, piece: bytes) -> None:
+        """The next piece."""
+        self._hash.update(piece)
+        self.size += len(piece)
+        if not self._keeps:
+            return
+        if self.size > MAX_BODY_BYTES or not self._bodies.take(len(piece)):
+            await self._give_up()
+            return
+        self._taken += len(piece)
+        self._waiting += piece
+        if len(self._waiting) >= _WAITING_BYTES:
+            await self._write()
+
+    async def whole(self) -> tuple[str, bool]:
+        """(its hash, whether it is kept)."""
+        digest = self._hash.hexdigest()
+        if self._bodies.holds(digest):
+            await self._give_up()
+        elif self._keeps:
+            await self._write()
+            if (part := self._part) is not None:
+                try:
+                    await asyncio.to_thread(self._bodies.keep, part, digest)
+                    self._part = None
+                except OSError:
+                    await self._give_up()
+        kept = self._bodies.holds(digest)
+        self._bodies.left_out += not kept
+        return digest, kept
+
+    async def drop(self) -> None:
+        """It broke off. Idempotent, also behind `whole`."""
+        if self._part is not None:
+            await self._give_up()
+
+    async def _write(self) -> None:
+        data, self._waiting = bytes(self._waiting), bytearray()
+        try:
+            if self._part is None:
+                self._part = await asyncio.to_thread(self._bodies.open_part)
+            await asyncio.to_thread(self._part.write, data)
+        except OSError:  # a full disk takes nothing from the rollout
+            await self._give_up()
+
+    async def _give_up(self) -> None:
+        self._keeps, self._waiting = False, bytearray()
+        self._bodies.give_back(self._taken)
+        self._taken = 0
+        if (part := self._part) is not None:
+            self._part = None
+            part.close()
+            with suppress(OSError):
+                await asyncio.to_thread(os.unlink, part.name)

@@ -1,0 +1,122 @@
+"""Opens connections to the outside: resolves, judges every address, connects to exactly one of those.
+
+Where the operator has a proxy of their own (HTTP_PROXY and the like), it resolves the names, and only it knows
+where they lead: then the names alone are judged here.
+"""
+
+import asyncio
+import ssl
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from socket import SOCK_STREAM
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from orchestrator.border.streams import PIECE_BYTES, Bytes, Plain, Tls
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.network import is_public, proxy_of, trust
+from orchestrator.rules.egress import Entry, Place, Refused
+from orchestrator.rules.text import printable
+
+_CONNECT_S = 30.0
+_PROXY_HEAD_BYTES = 64 << 10
+Resolve = Callable[[str, int], Awaitable[list[Any]]]  # as `getaddrinfo`
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """A connection to a place. `proxied`: what a plain request to the operator's proxy has besides, and None where
+    it goes to the place itself."""
+
+    stream: Bytes
+    proxied: tuple[tuple[str, str], ...] | None = None
+
+
+async def _resolve(host: str, port: int) -> list[Any]:
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
+
+
+class Reach:
+    """`resolve`: who knows the addresses of names. `context`: whose certificates are believed; None: those that
+    the operator's machine believes."""
+
+    def __init__(self, resolve: Resolve = _resolve, context: ssl.SSLContext | None = None) -> None:
+        self._resolve, self._context = resolve, context
+
+    async def open(self, scheme: str, place: Place, entry: Entry, *, tls: bool) -> There:
+        """`tls`: it is spoken here; False: what is inside is not our business. Raises Refused."""
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                context = self._context or (await asyncio.to_thread(trust) if tls else None)
+                there = await self._raw(scheme, place, entry)
+                if not tls:
+                    return there
+                inside = Tls(there.stream, context or trust(), place.host)
+                try:
+                    await inside.handshake()
+                except BaseException:
+                    inside.close()
+                    raise
+                return There(inside)
+        except TimeoutError:
+            raise Refused(f"{place} does not answer within {_CONNECT_S:g} s", 504) from None
+        except ssl.SSLError as error:
+            why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
+            raise Refused(f"{place} cannot be believed: {why or 'its TLS is not understood'}", 502) from None
+        except (OSError, EnvironmentUnusable) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise Refused(f"{place} cannot be reached: {printable(why)[:200]}", 502) from None
+
+    async def _raw(self, scheme: str, place: Place, entry: Entry) -> There:
+        if (proxy := proxy_of(f"{scheme}://{place}")) is not None:
+            return await self._through(proxy, scheme, place)
+        found = await self._resolve(place.host, place.port)
+        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+        if not entry.private and not all(map(is_public, addresses)):
+            raise Refused(f'{place} is in a private network: its entry needs "private": true')
+        for left, address in enumerate(reversed(addresses)):
+            try:
+                return There(Plain(*await asyncio.open_connection(address, place.port, limit=PIECE_BYTES)))
+            except OSError:
+                if left + 1 == len(addresses):
+                    raise
+        raise OSError("its name has no address")
+
+    async def _through(self, proxy: str, scheme: str, place: Place) -> There:
+        """By way of the operator's proxy, whose password stays here. Raises OSError."""
+        parts = urlsplit(proxy)
+        secure, name = parts.scheme == "https", parts.hostname or ""
+        port = parts.port or (443 if secure else 80)
+        stream: Bytes = Plain(*await asyncio.open_connection(name, port, limit=PIECE_BYTES))
+        try:
+            if secure:
+                stream = inside = Tls(stream, await asyncio.to_thread(trust), name)
+                await inside.handshake()
+            own: tuple[tuple[str, str], ...] = ()
+            if parts.username is not None:
+                words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+                own = (("Proxy-Authorization", f"Basic {b64encode(words.encode()).decode()}"),)
+            if scheme == "http":
+                return There(stream, own)
+            lines = (f"CONNECT {place} HTTP/1.1", f"Host: {place}", *(f"{name}: {value}" for name, value in own))
+            await stream.write("\r\n".join((*lines, "", "")).encode("latin-1"))
+            await _opened(stream)
+        except BaseException:
+            stream.close()
+            raise
+        return There(stream)
+
+
+async def _opened(stream: Bytes) -> None:
+    """The answer of a proxy to CONNECT. Raises OSError."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        if len(head) > _PROXY_HEAD_BYTES or not (piece := await stream.read()):
+            raise OSError("the proxy's answer has no end")
+        head += piece
+    head, _, rest = head.partition(b"\r\n\r\n")
+    stream.unread(rest)
+    status = head.split(b"\r\n", 1)[0].split(b" ", 1)[-1]
+    if not status.startswith(b"2"):
+        raise OSError(f"the proxy answers {printable(status.decode('latin-1'))[:100]}")

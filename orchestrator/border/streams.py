@@ -1,0 +1,141 @@
+"""Both ends of a connection as one thing: bytes that come, bytes that go; plain, or inside TLS.
+
+TLS is done here over the bytes themselves, and not by asyncio: what came is looked at before it is decided who
+ends TLS, and a tunnel may lead through a proxy that speaks TLS itself.
+"""
+
+import asyncio
+import ssl
+from contextlib import suppress
+from typing import Protocol
+
+PIECE_BYTES = 256 << 10  # that are read at a time
+
+
+class Bytes(Protocol):
+    """A connection."""
+
+    async def read(self) -> bytes:
+        """What has come, at least one byte; empty at the end. Raises OSError."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Waits while the other side is slow. Raises OSError."""
+        ...
+
+    async def end(self) -> None:
+        """Nothing more is written."""
+        ...
+
+    def unread(self, data: bytes) -> None:
+        """What was read comes again."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+class Plain:
+    """A pair of asyncio."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._unread = b""
+
+    async def read(self) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        return await self._reader.read(PIECE_BYTES)
+
+    async def write(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def end(self) -> None:
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+
+    def unread(self, data: bytes) -> None:
+        self._unread = data + self._unread
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Tls:
+    """TLS over another connection. The handshake comes first."""
+
+    def __init__(self, under: Bytes, context: ssl.SSLContext, host: str | None = None) -> None:
+        """`host`: whose certificate is demanded, of a client; None: this is the server's side."""
+        self._under = under
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=host is None, server_hostname=host
+        )
+        self._unread = b""
+
+    async def handshake(self) -> None:
+        """Raises OSError (ssl.SSLError is one)."""
+        while True:
+            try:
+                self._tls.do_handshake()
+                await self._flush()
+                return
+            except ssl.SSLWantReadError:
+                await self._flush()
+                if not await self._fill():
+                    raise ConnectionResetError("it ended in the TLS handshake") from None
+            except ssl.SSLError:
+                await self._flush()  # the alert
+                raise
+
+    async def read(self) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        while True:
+            pieces, size = [], 0
+            try:
+                while size < PIECE_BYTES and (piece := self._tls.read(PIECE_BYTES)):
+                    pieces.append(piece)
+                    size += len(piece)
+                return b"".join(pieces)
+            except ssl.SSLWantReadError:
+                if pieces:
+                    return b"".join(pieces)
+                await self._flush()  # what the protocol itself has to say
+                await self._fill()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b"".join(pieces)
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        for start in range(0, len(view), PIECE_BYTES):
+            self._tls.write(view[start : start + PIECE_BYTES])
+            await self._flush()
+
+    async def end(self) -> None:
+        with suppress(ssl.SSLError, ValueError):
+            self._tls.unwrap()  # it says goodbye and does not wait for an answer
+        await self._flush()
+        await self._under.end()
+
+    def unread(self, data: bytes) -> None:
+        self._unread = data + self._unread
+
+    def close(self) -> None:
+        self._under.close()
+
+    async def _flush(self) -> None:
+        if self._outgoing.pending:
+            await self._under.write(self._outgoing.read())
+
+    async def _fill(self) -> bool:
+        data = await self._under.read()
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+        return bool(data)

@@ -1,0 +1,1 @@
+"""What runs beside an agent: started, found by name, watched, blamed, asked for its state."""

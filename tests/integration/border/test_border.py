@@ -1,0 +1,290 @@
+"""What leaves by the border leaves whole, in both directions, over real sockets and real TLS."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+
+import h11
+import pytest
+
+from orchestrator.border.outside import BorderLimits
+from orchestrator.rules.egress import Entry
+from tests.fakes.upstream import Got, answer, upstream
+from tests.integration.border.world import NAME, WAIT_S, Names, box, seen
+
+
+async def test_plain_requests_and_those_inside_tls_are_answered_and_on_record() -> None:
+    async with upstream(lambda got: answer(got.target.encode() + got.body, "200 Fine", "X-Kept: 1")) as server:
+        async with box(server) as at:
+            plain = await at.plain("/one?a=b")
+            secure = await at.get("/two", "X-Mine: yes", method="POST", body=b"body")
+    assert (plain.status, plain.body, plain.header("x-kept")) == (200, b"/one?a=b", "1")
+    assert (secure.status, secure.body) == (200, b"/twobody")
+    assert [got.secure for got in server.got] == [False, True]
+    assert server.got[0].target == "/one?a=b"
+    assert server.got[1].header("x-mine") == "yes"
+    assert server.got[1].header("host") == f"{NAME}:{server.tls_port}"
+    first, second = at.border.crossings
+    assert (first.method, first.scheme, first.target, first.status) == ("GET", "http", "/one?a=b", 200)
+    assert (second.method, second.scheme, second.host, second.port) == ("POST", "https", NAME, server.tls_port)
+    assert (second.sent, second.received, second.source) == (4, 8, "network")
+    assert second.sent_sha256 == sha256(b"body").hexdigest()
+    assert second.received_sha256 == sha256(b"/twobody").hexdigest()
+    assert ("X-Kept", "1") in second.headers
+
+
+async def test_requests_follow_each_other_on_one_connection_inside_and_outside() -> None:
+    async with upstream(lambda got: answer(got.target.encode())) as server, box(server) as at:
+        reader, writer = await at.tunnel()
+        host = f"Host: {NAME}:{server.tls_port}\r\n\r\n"
+        for path in ("/a", "/b", "/c"):
+            writer.write(f"GET {path} HTTP/1.1\r\n{host}".encode())
+            async with asyncio.timeout(WAIT_S):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                assert await reader.readexactly(2) == path.encode()
+        writer.close()
+        assert (server.connections, len(server.got)) == (1, 3)
+
+
+async def test_a_connection_that_the_server_closed_in_between_is_made_again() -> None:
+    closing = asyncio.Event()
+
+    async with upstream(lambda got: answer(got.target.encode())) as server, box(server) as at:
+        serve = server.serve
+
+        async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if server.connections == 0:
+                head = await reader.readuntil(b"\r\n\r\n")
+                server.connections += 1
+                writer.write(answer(head.split(b" ")[1]))
+                await closing.wait()
+                writer.close()
+                return
+            await serve(reader, writer)
+
+        server.serve = once  # type: ignore[method-assign]
+        reader, writer = await at.open()
+        place = f"{NAME}:{server.port}"
+        for path in ("/a", "/b"):
+            writer.write(f"GET http://{place}{path} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
+            async with asyncio.timeout(WAIT_S):
+                await reader.readuntil(b"\r\n\r\n")
+                assert await reader.readexactly(2) == path.encode()
+            closing.set()
+        writer.close()
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("raw", "method", "status", "body"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", "GET", 204, b""),
+        (b"HTTP/1.1 304 Not Modified\r\nETag: 1\r\n\r\n", "GET", 304, b""),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", "HEAD", 200, b""),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "GET", 200, b"ok"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\nok\r\n0\r\nT: r\r\n\r\n",
+            "GET",
+            200,
+            b"ok",
+        ),
+        (b"HTTP/1.0 200 OK\r\nConnection: close\r\n\r\nto the end", "GET", 200, b"to the end"),
+        (
+            b"HTTP/1.1 302 Found\r\nLocation: http://elsewhere.example/\r\nContent-Length: 0\r\n\r\n",
+            "GET",
+            302,
+            b"",
+        ),
+        (b"HTTP/1.1 500 Broken\r\nContent-Length: 3\r\n\r\nbad", "GET", 500, b"bad"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "GET", 502, None),
+        (b"nonsense\r\n\r\n", "GET", 502, None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc", "GET", 502, None),
+    ],
+)
+async def test_answers_of_every_kind(raw: bytes, method: str, status: int, body: bytes | None) -> None:
+    async with upstream(lambda got: raw) as server, box(server) as at:
+        got = await at.get(method=method)
+    assert got.status == status
+    assert body is None or got.body == body
+    assert at.border.crossings[0].status == status
+
+
+async def test_a_redirect_is_an_answer_and_the_next_request_is_judged_anew() -> None:
+    moved = answer(b"", "302 Found", "Location: http://169.254.169.254/latest")
+    async with upstream(lambda got: moved) as server, box(server) as at:
+        first = await at.plain("/go")
+        assert (first.status, first.header("location")) == (302, "http://169.254.169.254/latest")
+        following = seen(
+            await at.raw(b"GET http://169.254.169.254/latest HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n", eof=True)
+        )
+        assert following.status == 403
+    assert len(server.got) == 1
+
+
+async def test_large_bodies_stream_in_both_directions() -> None:
+    size = 8 << 20
+
+    async with upstream(lambda got: answer(got.body)) as server, box(server) as at:
+        got = await at.get(method="PUT", body=b"x" * size)
+    assert got.body == b"x" * size
+    (crossing,) = at.border.crossings
+    assert (crossing.sent, crossing.received) == (size, size)
+
+
+async def test_a_body_in_chunks_goes_out_in_chunks_without_extensions_and_trailers() -> None:
+    async with upstream(lambda got: answer(got.body)) as server, box(server) as at:
+        place = f"{NAME}:{server.tls_port}"
+        head = f"POST / HTTP/1.1\r\nHost: {place}\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        got = seen(await at.inside(head.encode() + b"3;evil=1\r\nabc\r\n0\r\nX-Trailer: 1\r\n\r\n"), "POST")
+    assert got.body == b"abc"
+    assert b"evil" not in server.got[0].head
+    assert server.got[0].header("transfer-encoding") == "chunked"
+
+
+async def test_who_waits_for_100_continue_gets_it() -> None:
+    async with upstream(lambda got: answer(got.body)) as server, box(server) as at:
+        reader, writer = await at.tunnel()
+        writer.write(f"POST / HTTP/1.1\r\nHost: {NAME}:{server.tls_port}\r\n".encode())
+        writer.write(b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+            writer.write(b"abc")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(3) == b"abc"
+        writer.close()
+    assert server.got[0].header("expect") is None
+
+
+async def test_an_answer_that_comes_before_the_body_is_handed_on() -> None:
+    async with upstream(lambda got: b"") as server, box(server) as at:
+
+        async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer(b"no", "413 Too Large"))
+            await reader.read()
+            writer.close()
+
+        server.serve = early  # type: ignore[method-assign]
+        reader, writer = await at.tunnel()
+        head = f"POST / HTTP/1.1\r\nHost: {NAME}:{server.tls_port}\r\nContent-Length: 1000\r\n\r\n"
+        writer.write(head.encode() + b"only a part")
+        async with asyncio.timeout(WAIT_S):
+            assert seen(await reader.read(), "POST").status == 413
+        writer.close()
+
+
+async def test_a_certificate_that_is_not_the_hosts_is_not_believed() -> None:
+    async with upstream(lambda got: answer(), host="other.example.org") as server, box(server) as at:
+        got = await at.get()
+    assert got.status == 502
+    assert b"cannot be believed" in got.body
+    assert server.got == []
+
+
+async def test_a_tunnel_is_opaque_and_its_bytes_are_counted() -> None:
+    async with upstream(lambda got: answer(b"through")) as server:
+        entry = Entry(NAME, (server.tls_port,), tls="tunnel", private=True)
+        async with box(server, entry) as at:
+            reader, writer = await at.open()
+            place = f"{NAME}:{server.tls_port}"
+            writer.write(f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
+            await reader.readuntil(b"\r\n\r\n")
+            await writer.start_tls(server.trust, server_hostname=NAME)  # the server's own certificate
+            writer.write(f"GET / HTTP/1.1\r\nHost: {place}\r\nConnection: close\r\n\r\n".encode())
+            async with asyncio.timeout(WAIT_S):
+                assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+    (crossing,) = at.border.crossings
+    assert (crossing.method, crossing.scheme, crossing.status, crossing.host) == ("CONNECT", "tunnel", 200, NAME)
+    assert crossing.sent > 500
+    assert crossing.received > 500
+    assert crossing.received_sha256 is None
+
+
+async def test_the_servers_silence_ends_with_the_time_of_one_request() -> None:
+    silent = asyncio.Event()
+
+    async def never(got: Got) -> bytes:
+        await silent.wait()
+        return b""
+
+    async with upstream(never) as server, box(server, limits=BorderLimits(request_s=0.3)) as at:
+        assert (await at.plain()).status == 504
+
+
+async def test_an_answer_that_breaks_off_breaks_off_inside_too() -> None:
+    raw = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 100\r\n\r\nhalf"
+    async with upstream(lambda got: raw) as server, box(server) as at:
+        data = await at.raw(
+            f"GET http://{NAME}:{server.port}/ HTTP/1.1\r\nHost: {NAME}:{server.port}\r\n\r\n".encode()
+        )
+    assert data.endswith(b"half")
+    (crossing,) = at.border.crossings
+    assert "broke off" in crossing.refusal
+    assert crossing.received_sha256 is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "status"),
+    [(BorderLimits(requests=2), 429), (BorderLimits(size=3_000), 429)],
+)
+async def test_over_a_limit_requests_are_answered_so(limits: BorderLimits, status: int) -> None:
+    async with upstream(lambda got: answer(b"x" * 1_000)) as server, box(server, limits=limits) as at:
+        statuses = []
+        for _ in range(5):
+            try:
+                statuses.append((await at.plain()).status)
+            except (AssertionError, OSError, h11.RemoteProtocolError):
+                statuses.append(0)  # broke off in its body
+    assert statuses[:2] == [200, 200]
+    assert statuses[-1] == status
+    assert "limit of one rollout" in at.border.crossings[-1].refusal
+    assert len(server.got) <= 3
+
+
+async def test_streams_over_the_limit_are_told_so_and_the_others_go_on() -> None:
+    async with upstream(lambda got: answer()) as server, box(server, limits=BorderLimits(streams=3)) as at:
+        held = [await at.open() for _ in range(3)]
+        for _, writer in held:
+            writer.write(b"GET http")
+        assert (await at.raw(b"")).startswith(b"HTTP/1.1 429")
+        place = f"{NAME}:{server.port}"
+        reader, writer = held[0]
+        writer.write(f"://{place}/ HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
+        async with asyncio.timeout(WAIT_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        for _, writer in held:
+            writer.close()
+
+
+async def test_what_the_sandbox_gives_up_is_on_record_with_a_reason() -> None:
+    silent, asked = asyncio.Event(), asyncio.Event()
+
+    async def never(got: Got) -> bytes:
+        asked.set()
+        await silent.wait()
+        return b""
+
+    async with upstream(never) as server, box(server) as at:
+        _, writer = await at.tunnel()
+        writer.write(f"GET / HTTP/1.1\r\nHost: {NAME}:{server.tls_port}\r\n\r\n".encode())
+        async with asyncio.timeout(WAIT_S):
+            await asked.wait()
+    writer.close()
+    (crossing,) = at.border.crossings  # with the block, as with a lease, its streams are cancelled
+    assert (crossing.status, crossing.refusal) == (None, "the sandbox ended it")
+
+
+async def test_an_opened_tunnel_counts_as_the_requests_inside_it() -> None:
+    async with upstream(lambda got: answer()) as server, box(server, limits=BorderLimits(requests=3)) as at:
+        assert [(await at.get()).status for _ in range(3)] == [200, 200, 200]
+        with pytest.raises(OSError, match="limit of one rollout"):
+            await at.get()
+
+
+async def test_names_are_asked_outside_once_per_connection() -> None:
+    names = Names()
+    async with upstream(lambda got: answer()) as server, box(server, names=names) as at:
+        await at.plain()
+    assert names.asked == [NAME]

@@ -109,12 +109,17 @@ def test_an_image_brings_its_packages(followed: Followed) -> None:
 
 
 def test_documents_of_the_usual_kinds_are_read() -> None:
-    image = f"{DEFAULT_IMAGE}-documents"
+    documents = f"{DEFAULT_IMAGE}-documents"
     engine = docker.from_env(timeout=120)
-    digests = [there.labels.get(LABEL_CONTEXT) for there in engine.images.list(image)]
-    engine.close()
+    digests = [there.labels.get(LABEL_CONTEXT) for there in engine.images.list(documents)]
     if BuildContext.read(context_root(), ["documents"]).digest not in digests:
-        pytest.skip(f"no {image} of this source: `orchestrator image build --with documents` makes it in minutes")
+        pytest.skip(f"no {documents} of this source: `orchestrator image build --with documents` makes it")
+    programs = [
+        engine.containers.run(image, ["-c", "ls /opt/sandbox/bin"], entrypoint="/bin/sh", remove=True)
+        for image in (DEFAULT_IMAGE, documents)
+    ]
+    engine.close()
+    assert programs[0] == programs[1], "the runtime is the same in both: a machine keeps one"
     script = {"documents": [[says("I read.", DOCUMENTS), answers("found")]]}
     with scripted_endpoint(script) as endpoint, place() as home:
         task = {"question": "What is in the documents?", "answer": "x", "limits": {"step_timeout": 200}}
@@ -122,7 +127,7 @@ def test_documents_of_the_usual_kinds_are_read() -> None:
         run(
             f"orchestrator process --openai.base_url {endpoint.base_url} --openai.model_name scripted "
             f"--env.tokenizer_name none --env.group_size 1 --env.dataset jsonl:tasks.jsonl --env.run_dir run "
-            f"--env.sandbox_image {image}",
+            f"--env.sandbox_image {documents}",
             home,
         )
         (line,) = lines(home / "run" / "rollouts.jsonl")

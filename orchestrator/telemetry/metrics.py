@@ -107,7 +107,10 @@ class RunMetrics(Listener):
             self._tokens.labels("train", kind)
         for result in ("continued", "parted", "refused"):
             self._continued.labels("train", result)
-        for metric in (self._again, self._begun, self._kept, self._scores, self._rollout_s):
+        for way in ("sent", "received"):
+            self._bytes.labels("train", way)
+        counters = (self._again, self._begun, self._kept, self._refused, self._services, self._services_ended)
+        for metric in (*counters, self._scores, self._rollout_s):
             metric.labels("train")
         self.registry.register(self)  # by its `collect`
 
@@ -145,16 +148,16 @@ class RunMetrics(Listener):
         self._tokens.labels(split, "prompt").inc(max(0, record.prompt_tokens))
         for request in record.crossings:
             self._request(split, request)
-        if record.services:
-            self._services.labels(split).inc(len(record.services))
-            self._services_ended.labels(split).inc(sum(bool(service.ended) for service in record.services))
+        self._services.labels(split).inc(len(record.services))
+        self._services_ended.labels(split).inc(sum(bool(service.ended) for service in record.services))
         for turn in record.own_turns:
             self._completion_s.observe(turn.ended_s - turn.started_s)
             self._retries.inc(max(0, turn.completion.retries))
 
     def _request(self, split: str, request: Crossing) -> None:
-        self._refused.labels(split).inc(bool(request.refusal))
-        if not request.refusal:
+        if request.refusal:
+            self._refused.labels(split).inc()
+        else:
             self._requests.labels(split, _status_class(request.status), request.source).inc()
         self._bytes.labels(split, "sent").inc(max(0, request.sent))
         self._bytes.labels(split, "received").inc(max(0, request.received))

@@ -88,7 +88,15 @@ def test_an_attempt_without_its_score_is_counted_once_with_its_tokens() -> None:
 def test_requests_and_services_of_an_attempt_are_counted() -> None:
     metrics = RunMetrics(lambda: None)
     metrics.attempt(an_attempt())
-    assert not [name for name in told(metrics) if "request" in name or "services" in name], "it has neither"
+    found = told(metrics)
+    begun = {name: found[name] for name in found if re.search(r"_requests?_.*total |_services.*total ", name)}
+    assert begun == {
+        "orchestrator_sandbox_requests_refused_total split=train": 0,
+        "orchestrator_sandbox_request_bytes_total split=train way=sent": 0,
+        "orchestrator_sandbox_request_bytes_total split=train way=received": 0,
+        "orchestrator_services_total split=train": 0,
+        "orchestrator_services_ended_total split=train": 0,
+    }, "a rate needs a first value"
     asked = Crossing(1, 0.0, 1.0, "GET", "https", "pypi.org", 443, "/", 200, sent=3, received=40, source="network")
     crossings = (
         asked,

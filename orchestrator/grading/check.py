@@ -87,6 +87,7 @@ class TaskChecker:
         self._last = ""  # why the last grade is not what it should be
         self._solving = ""  # how the solution ended, if it failed
         self._no_start = ""  # why a command could not be started
+        self._untouched = Grade()  # of a sandbox in which nothing was done
         self._unseen: set[str] = set()  # policies of the panel that left nothing in scope
 
     async def check(self) -> TaskCheck:
@@ -257,12 +258,10 @@ class TaskChecker:
         return {name: play.result() for name, play in plays.items()}
 
     async def _cheat(self, name: str, script: str, task: Task) -> float | None:
-        untouched = Grade()
-        graded = await self._played(self._script(script), task, untouched=untouched)
-        if graded is not untouched:
-            return self._reward(graded)
-        self._unseen.add(name)
-        return 0.0  # as an untouched sandbox got, each time
+        graded = await self._played(self._script(script), task, cheats=True)
+        if graded is self._untouched:
+            self._unseen.add(name)
+        return self._reward(graded)
 
     def _script(self, script: str) -> Command:
         layers = () if self._library is None else (self._library,)
@@ -275,11 +274,9 @@ class TaskChecker:
     def _known(self, grader: Grader) -> Task:
         return replace(self._task, grader=replace(grader, checked=replace(self._checked, layer=self._layer)))
 
-    async def _played(
-        self, command: Command, task: Task, *, learns: bool = False, untouched: Grade | None = None
-    ) -> Grade:
-        """The grade of what the command leaves in a sandbox. `untouched`: what to return where none of that would
-        be graded. Raises RolloutError."""
+    async def _played(self, command: Command, task: Task, *, learns: bool = False, cheats: bool = False) -> Grade:
+        """The grade of what the command leaves in a sandbox. `cheats`: where none of that would be graded, the
+        grade is that of an untouched sandbox. Raises RolloutError."""
         for tries_left in reversed(range(_SANDBOX_TRIES)):
             try:
                 async with (
@@ -294,8 +291,8 @@ class TaskChecker:
                         self._learn(await box.changes() or Difference())
                         task = self._known(self._grader)
                         self._solving = await asyncio.to_thread(_words, box, end)
-                    if untouched is not None and await self._leaves_nothing(box, task):
-                        return untouched
+                    if cheats and await self._leaves_nothing(box, task):
+                        return self._untouched
                     return await grade(task, self._spec, self._launcher, (box,), beside=beside)
             except RolloutError:
                 if not tries_left:
@@ -312,7 +309,8 @@ class TaskChecker:
 
     async def _graded(self, task: Task) -> float | None:
         async with self._services() as beside:
-            return self._reward(await grade(task, self._spec, self._launcher, beside=beside))
+            self._untouched = await grade(task, self._spec, self._launcher, beside=beside)
+            return self._reward(self._untouched)
 
     def _services(self) -> AbstractAsyncContextManager[Services | None]:
         return fresh_services(self._task, self._spec, self._launcher)

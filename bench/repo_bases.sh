@@ -17,7 +17,8 @@ docker import "$folder/python.tar" repo-python:1
 
 cd "$folder"
 mkdir lists
-echo 'deb-src http://deb.debian.org/debian bookworm main' > sources.list
+mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | head -n 1)
+echo "deb-src $mirror bookworm main" > sources.list
 apt="apt-get -o Dir::Etc::sourcelist=$folder/sources.list -o Dir::Etc::sourceparts=- -o Dir::State::lists=$folder/lists"
 $apt update
 $apt source --download-only tcc

@@ -37,10 +37,12 @@ async def test_what_was_fetched_is_on_record_and_is_answered_from_there() -> Non
                     *flags(home, endpoint.base_url, launcher="docker", max_concurrent_sandboxes=1),
                     f"--env.egress={egress}",
                     "--env.egress_cache",
+                    "--env.request_price=2",
                     directory=home,
                 )
             assert made.code == 0, made.stderr
             assert sorted(index.asked) == ["/thing-1.0-py3-none-any.whl", "/word", "/word"]  # the file once
+        assert json.loads((home / "run" / "end.json").read_text())["cost"] == 6, "what left, and nothing else"
         recorded = {line["rollout_id"]: line for line in lines(home / "run" / "rollouts.jsonl")}
         sources = []
         for line in recorded.values():

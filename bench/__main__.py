@@ -18,7 +18,7 @@ from bench.section import run
 from orchestrator.errors import EnvironmentUnusable
 
 EXIT_UNUSABLE = 3
-SECTIONS = ("start", "completions", "job", "launchers", "images", "grading", "branch", "world")
+SECTIONS = ("start", "completions", "job", "launchers", "images", "grading", "branch", "world", "border")
 
 
 def main(arguments: list[str] | None = None) -> int:

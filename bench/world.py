@@ -68,19 +68,23 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def measure(scale: Scale) -> Findings:
     found = Findings()
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(_serving("bench.streams", "serve"))
-        plain = await stack.enter_async_context(_serving("bench.world", "plain", server))
-        boxes = [await _box(stack, Forward(server)) for _ in range(BOXES)]
+        server = await stack.enter_async_context(serving("bench.streams", "serve"))
+        plain = await stack.enter_async_context(serving("bench.world", "plain", server))
+        boxes = [await box(stack, Forward(server)) for _ in range(BOXES)]
         ports = [box.addresses[0][1] for box in boxes]
-        alone = [(await _box(stack, Answers())).addresses[0][1] for _ in range(BOXES)]
-        bare, through, copied = await _asked("pairs", scale.pick(20, 500, 2000), server, ports[0], plain)
+        alone = [(await box(stack, Answers())).addresses[0][1] for _ in range(BOXES)]
+        bare, through, copied = await asked(
+            "bench.streams", "pairs", scale.pick(20, 500, 2000), server, ports[0], plain
+        )
         found.samples |= {"bare_s": bare, "through_s": through, "copied_s": copied}
         found.add("a request, bare, p50", p50(bare) * 1e3, "ms")
         found.add("through a plain relay, added", difference_of_pairs(copied, bare) * 1e3, "ms", note="pairs")
         added = difference_of_pairs(through, bare) * 1e3
         found.add("through the channel, added", added, "ms", at_most=3.0, note="median of pairs")
-        async with _lag(found.samples.setdefault("idle_lag_s", [])):
-            await _asked("download", scale.pick(8, 256, 1024), server)  # which is not of this process
+        async with looking_at_lag(found.samples.setdefault("idle_lag_s", [])):
+            await asked(
+                "bench.streams", "download", scale.pick(8, 256, 1024), server
+            )  # which is not of this process
         lag_ms = p99(found.samples["idle_lag_s"]) * 1e3
         found.add("loop lag while others download, p99", lag_ms, "ms", note="what the machine gives")
         await _downloads(found, scale, {"bare": server, "a plain relay": plain, "the channel": ports[0]})
@@ -94,7 +98,7 @@ async def measure(scale: Scale) -> Findings:
     return found
 
 
-async def _box(stack: AsyncExitStack, way: Any) -> Relayed:
+async def box(stack: AsyncExitStack, way: Any) -> Relayed:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
     box: tuple[Relayed, Lease] = await stack.enter_async_context(relayed(folder, [way], stream_bytes=1 << 50))
     return box[0]
@@ -104,8 +108,8 @@ async def _downloads(found: Findings, scale: Scale, ports: dict[str, int]) -> No
     size, lags = scale.pick(8, 256, 1024), found.samples.setdefault("download_lag_s", [])
     for _ in range(scale.pick(1, 3, 5)):
         for name, port in ports.items():
-            async with _lag(lags if name == "the channel" else []):
-                took_s = await _asked("download", size, port)
+            async with looking_at_lag(lags if name == "the channel" else []):
+                took_s = await asked("bench.streams", "download", size, port)
             found.samples.setdefault(f"download_mb_per_s, {name}", []).append(size * 1.048576 / took_s)
     for name in ports:
         least = {"at_least": 200.0} if name == "the channel" else {}
@@ -115,15 +119,15 @@ async def _downloads(found: Findings, scale: Scale, ports: dict[str, int]) -> No
 
 async def _many(found: Findings, scale: Scale, what: str, name: str, ports: list[int]) -> None:
     count, lags = scale.pick(40, 1000, 5000), found.samples.setdefault(f"lag_s, {name}", [])
-    async with _lag(lags):
-        took_s = await asyncio.gather(*(_asked(what, count, EACH, port) for port in ports))
+    async with looking_at_lag(lags):
+        took_s = await asyncio.gather(*(asked("bench.streams", what, count, EACH, port) for port in ports))
     rate = sum(count / one for one in took_s)
     found.add(f"requests {name}, {len(ports)} sandboxes", rate, "/s", at_least=2000.0)
     found.add("loop lag meanwhile, p99", p99(lags) * 1e3, "ms", at_most=10.0)
 
 
 @asynccontextmanager
-async def _lag(lags: list[float]) -> AsyncIterator[None]:
+async def looking_at_lag(lags: list[float]) -> AsyncIterator[None]:
     """How late the loop is, again and again, while the block runs."""
 
     async def look() -> None:
@@ -140,26 +144,24 @@ async def _lag(lags: list[float]) -> AsyncIterator[None]:
         await asyncio.wait([looking])
 
 
-async def _asked(*words: object) -> Any:
+async def asked(program: str, *words: object) -> Any:
     """What the program says. Raises RuntimeError."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.streams", *map(str, words), stdout=pipe
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", program, *map(str, words), stdout=pipe)
     said, _ = await process.communicate()
     if process.returncode:
-        raise RuntimeError(f"bench.streams {words} ended with {process.returncode}")
+        raise RuntimeError(f"{program} {words} ended with {process.returncode}")
     return json.loads(said)
 
 
 @asynccontextmanager
-async def _serving(module: str, *words: object) -> AsyncIterator[int]:
-    """The port that the program prints; it is killed when the block is left."""
+async def serving(module: str, *words: object) -> AsyncIterator[Any]:
+    """The line of JSON that the program prints; it is killed when the block is left."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *map(str, words), stdout=pipe)
     assert process.stdout is not None
     try:
-        yield int(await process.stdout.readline())
+        yield json.loads(await process.stdout.readline())
     finally:
         process.kill()
         await process.wait()

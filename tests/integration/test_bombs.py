@@ -38,7 +38,7 @@ READERS = {
     "torn": "from orchestrator.run.directory import RunDirectory; RunDirectory(run, resume=True)",
     "verify": "from orchestrator.commands.verify import run as verify; verify(run)",
     "view": "from orchestrator.commands import view; "
-    "view.run(run, run / 'page.html', 'none', False, *[None] * 3, False, False, *[None] * 4)",
+    "view.run(run, run / 'page.html', 'none', False, *[None] * 3, False, False, *[None] * 5)",
 }
 READ = """
 import resource, sys

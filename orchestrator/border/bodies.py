@@ -108,9 +108,14 @@ class Body:
         if len(self._waiting) >= _WAITING_BYTES:
             await self._write()
 
+    @property
+    def digest(self) -> str:
+        """The hash of what came so far."""
+        return self._hash.hexdigest()
+
     async def whole(self) -> tuple[str, bool]:
         """(its hash, whether it is kept)."""
-        digest = self._hash.hexdigest()
+        digest = self.digest
         if self._bodies.holds(digest):
             await self._give_up()
         elif self._keeps:
@@ -118,7 +123,7 @@ class Body:
             if (part := self._part) is not None:
                 try:
                     await asyncio.to_thread(self._bodies.keep, part, digest)
-                    self._part = None
+                    self._part, self._taken = None, 0
                 except OSError:
                     await self._give_up()
         kept = self._bodies.holds(digest)
@@ -127,8 +132,7 @@ class Body:
 
     async def drop(self) -> None:
         """It broke off. Idempotent, also behind `whole`."""
-        if self._part is not None:
-            await self._give_up()
+        await self._give_up()
 
     async def _write(self) -> None:
         data, self._waiting = bytes(self._waiting), bytearray()

@@ -11,7 +11,7 @@ import os
 import re
 from binascii import Error as NotBase64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote_plus
 
 from orchestrator.errors import ConfigError
@@ -50,11 +50,16 @@ def read_keys(entries: Sequence[KeyEntry], environment: Mapping[str, str] = os.e
     keys = []
     for entry in entries:
         where = f"env.secrets: the key for {entry.host}"
-        value = read_key(entry.source, where, environment)
+        value = entry.value or read_key(entry.source, where, environment)
         if not MIN_CHARS <= len(value.reveal()) <= _MAX_CHARS or not value.reveal().isascii():
             raise ConfigError(f"{where}: {entry.source} must have {MIN_CHARS} to {_MAX_CHARS} ASCII characters")
         keys.append(BorderKey(entry, value))
     return tuple(keys)
+
+
+def with_values(entries: Sequence[KeyEntry]) -> tuple[KeyEntry, ...]:
+    """The entries with their keys, for another machine: variables and files are this one's. As `read_keys`."""
+    return tuple(replace(key.entry, value=key.value) for key in read_keys(entries))
 
 
 def keys_for(keys: Iterable[BorderKey], scheme: str, place: Place) -> tuple[BorderKey, ...]:

@@ -53,6 +53,7 @@ from orchestrator.launch.channels import make_owned_directory, remove_owned_dire
 from orchestrator.launch.docker.request import used_of_image
 from orchestrator.launch.workspaces import Workspaces
 from orchestrator.proxy.left_files import OutputRule
+from orchestrator.rules.egress import EGRESS_FOLDER
 from orchestrator.rules.outcome import failed
 from orchestrator.rules.policy import Policy, Served
 from orchestrator.rules.waits import uninterrupted
@@ -232,7 +233,7 @@ class HostActor:
                 async with local.slot(local.turn(), plan.sandbox) as room:
                     if away := local.away_now:  # meanwhile: another node may work
                         return Delivery(broken=Broken("SandboxLostError", f"{away} is away"), away=away)
-                    provision = Provision(rule, order.tools, self._teller(order.number))
+                    provision = Provision(rule, order.tools, self._teller(order.number), self._folder)
                     attempt = await room.carry_out(plan, provision)
         except RolloutError as error:
             return Delivery(broken=Broken.of(error), away=await local.away(failed(error)))
@@ -277,16 +278,22 @@ class HostActor:
 
     async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes | Broken:
         """The next piece of an output file; empty: that was all."""
+        return await self._piece(self._folder / "output" / rollout_id / path, offset)
 
+    async def fetch_body(self, digest: str, offset: int) -> bytes | Broken:
+        """The next piece of a body that went through the border; empty: that was all."""
+        return await self._piece(self._folder / EGRESS_FOLDER / digest, offset)
+
+    async def _piece(self, path: Path, offset: int) -> bytes | Broken:
         def read() -> bytes:
-            with (self._folder / "output" / rollout_id / path).open("rb") as file:
+            with path.open("rb") as file:
                 file.seek(offset)
                 return file.read(PIECE_BYTES)
 
         try:
             return await asyncio.to_thread(read)
         except OSError as error:
-            return Broken("LaunchError", f"the rollout's file {path} cannot be read: {error.strerror}")
+            return Broken("LaunchError", f"the rollout's file {path.name} cannot be read: {error.strerror}")
 
     async def forget(self, rollout_id: str) -> None:
         """Removes the output files of a rollout."""

@@ -32,7 +32,8 @@ def with_layers_in(plan: RolloutPlan, folder: Path) -> RolloutPlan:
         return replace(grader, tests=there(grader.tests), shared_tests=own, checked=checked)
 
     sandbox = plan.sandbox
-    task = replace(plan.task.with_graders(moved), workspace=there(plan.task.workspace))
+    task = plan.task.with_graders(moved)
+    task = replace(task, workspace=there(task.workspace), hosts=there(task.hosts))
     sandbox = replace(sandbox, layers=tuple(str(folder / Path(layer).name) for layer in sandbox.layers))
     return replace(plan, task=task, sandbox=sandbox)
 

@@ -8,11 +8,12 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from orchestrator.border.bodies import Bodies
 from orchestrator.cluster.layers import layers_of, packed
 from orchestrator.cluster.order import Broken, Delivery, Order, Parcel, Pulse
 from orchestrator.cluster.parcels import KeptOutput, pieces
@@ -26,7 +27,7 @@ from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.policy import Served
 from orchestrator.rules.waits import running_timeout, uninterrupted
 from orchestrator.tasks.attachments import open_attachment
-from orchestrator.types import Attachment, Entry, Output, OutputFile
+from orchestrator.types import Attachment, Crossing, Entry, Output, OutputFile
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +234,30 @@ class Node:
             at += len(piece)
             if not piece or at >= file.size_bytes:
                 return
+
+    async def take_bodies(self, bodies: Bodies, crossings: tuple[Crossing, ...]) -> tuple[Crossing, ...]:
+        """Brings what requests sent and got, as far as `bodies` lacks it. What does not come is not kept: the
+        rollout is none the worse for it."""
+        return tuple([replace(one, kept=one.kept and await self._have(bodies, one)) for one in crossings])
+
+    async def _have(self, bodies: Bodies, crossing: Crossing) -> bool:
+        for digest in (crossing.sent_sha256, crossing.received_sha256):
+            if digest is not None and not bodies.holds(digest) and not await self._fetch_body(bodies, digest):
+                return False
+        return True
+
+    async def _fetch_body(self, bodies: Bodies, digest: str) -> bool:
+        body = bodies.body()
+        try:
+            while piece := await self.call(self.remote.fetch_body(digest, body.size)):
+                if isinstance(piece, Broken):
+                    return False
+                await body.add(piece)
+            return body.digest == digest and (await body.whole())[1]
+        except SandboxLostError:
+            return False
+        finally:
+            await uninterrupted(body.drop())
 
     async def _clear(self, kept: KeptOutput, rollout_id: str, *, on_node: bool) -> None:
         """Removes files on their way: from this machine, and with `on_node` from the node."""

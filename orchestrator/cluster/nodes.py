@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agents.equip import equip
+from orchestrator.border.bodies import Bodies
 from orchestrator.cluster.image import SavedImages, described
 from orchestrator.cluster.members import Members
 from orchestrator.cluster.node import Node
@@ -36,11 +37,12 @@ from orchestrator.cluster.remote import Link
 from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.errors import LaunchError, RolloutError, SandboxLostError, os_error_as
+from orchestrator.errors import ConfigError, LaunchError, RolloutError, SandboxLostError, os_error_as
 from orchestrator.host.base import HostNow, Provision, SlotNeedless, UnderWay
 from orchestrator.host.setup import HostSetup
 from orchestrator.host.slots import Line
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
+from orchestrator.rules.egress import EGRESS_FOLDER
 from orchestrator.tools.base import ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
 
@@ -82,6 +84,8 @@ class Nodes:
         self._equipment = opening.equipment
         self._tell = setup.on_node
         self._desk = Desk()
+        self._kept_bodies: dict[Path, Bodies] = {}  # by the run directory
+        self._one_opens = asyncio.Lock()
         self._orders = itertools.count()
         self._rooms: Rooms[Node] = Rooms()
         self._counted: dict[Node, tuple[int, str | None]] = {}  # its share of `capacity`, and why it is away
@@ -250,10 +254,23 @@ class Nodes:
         assert delivery.record is not None
         assert delivery.outcome is not None
         record = replace(delivery.record, node=node.name)
+        if record.crossings and (bodies := await self._bodies(provision.run_folder)) is not None:
+            record = replace(record, crossings=await node.take_bodies(bodies, record.crossings))
         if rule is not None and record.output is not None and record.output.files:
             output = await node.take_output(rule.folder, plan.rollout_id, record.output, delivery)
             record = replace(record, output=output)
         return Attempt(plan, record, delivery.outcome), bool(delivery.away)
+
+    async def _bodies(self, run: Path | None) -> Bodies | None:
+        """Where bodies of the run are kept. None: they are not."""
+        if run is None:
+            return None
+        async with self._one_opens:
+            if run not in self._kept_bodies:
+                with os_error_as(ConfigError, f"env.egress: {run / EGRESS_FOLDER} cannot be used"):
+                    made = await asyncio.to_thread(Bodies, run / EGRESS_FOLDER, self._env.egress_kept)
+                self._kept_bodies[run] = made
+        return self._kept_bodies[run]
 
 
 class RoomOnNode:

@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator import errors
 from orchestrator.agents.equipment import Equipment
+from orchestrator.border.keys import with_values
 from orchestrator.completion.endpoints import REPLAY
 from orchestrator.completion.startup import Wait
 from orchestrator.errors import EnvironmentUnusable, OrchestratorError, RolloutError, SandboxLostError
@@ -71,7 +72,9 @@ def settings_for_nodes(config: Config, tokenizer_name: str | None) -> Config:
         config.env,
         cluster="none",
         tokenizer_name=tokenizer_name,
-        mcp_servers=tuple(map(with_keys, config.env.mcp_servers)),  # variables and files are this machine's
+        # Variables and files are this machine's.
+        mcp_servers=tuple(map(with_keys, config.env.mcp_servers)),
+        secrets=with_values(config.env.key_entries),
     )
     servers = []
     for server in config.openai:

@@ -47,14 +47,12 @@ def why_unfit(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None
 
 def _why_no_services(task: Task, env: SandboxSettings, spec: SandboxSpec) -> str | None:
     """None: they can run beside the agent. A rollout's sandboxes have one slot, and together their memory."""
-    if env.cluster != "none":
-        return "its services run on one machine: --env.cluster none"
-    if env.launcher == "docker":
+    if env.launcher == "docker" or (env.cluster != "none" and env.launcher != "oci"):
         return "its services run in sandboxes of the launcher oci: --env.launcher oci"
     together = spec.memory_limit_bytes + sum(
         spec_of(service, task, spec).memory_limit_bytes for service in task.services
     )
-    if lacks_memory(replace(spec, memory_bytes=together, storage_bytes=1)):
+    if env.cluster == "none" and lacks_memory(replace(spec, memory_bytes=together, storage_bytes=1)):
         return (
             f"it and its {len(task.services)} services may want {together >> 20} MiB, more than this machine has"
         )

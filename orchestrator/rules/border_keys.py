@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.rules.egress import normal_host
+from orchestrator.rules.redact import Secret
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _NOT_OURS = frozenset(("host", "content-length", "transfer-encoding", "connection", "te", "upgrade", "expect"))
@@ -16,13 +17,14 @@ _KEYS = ("host", "header", "query", "from", "format")
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
     """One entry of `env.secrets`. `source`: env:NAME or file:PATH. Exactly one of `header` and `query` is named.
-    Raises ValueError, which says what is wrong."""
+    `value`: the key, where it was read on another machine. Raises ValueError, which says what is wrong."""
 
     host: str
     source: str
     header: str = ""
     query: str = ""
     format: str = "{}"
+    value: Secret | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host", normal_host(self.host))

@@ -58,7 +58,9 @@ def _egress(raw: object) -> str | dict[str, Any]:
     return entry_of(raw).as_setting()
 
 
-def _key(raw: object) -> dict[str, str]:
+def _key(raw: object) -> KeyEntry | dict[str, str]:
+    if isinstance(raw, KeyEntry) and raw.value is not None:  # from another machine, with its key
+        return raw
     return key_entry_of(raw).as_setting()
 
 

@@ -110,10 +110,8 @@ class EnvSettings(
             )
         if self.start_at is not None and self.branch is not None:
             raise ConfigError("env.start_at: not with env.branch: a tree grows from a trunk that is begun whole")
-        if self.cluster == "ray" and (self.secrets or self.egress_replay is not None):
-            raise ConfigError(
-                "env.cluster: not with env.secrets or env.egress replay:RUN_DIR: nodes have neither of these"
-            )
+        if self.cluster == "ray" and self.egress_replay is not None:
+            raise ConfigError("env.cluster: not with env.egress replay:RUN_DIR, which nodes do not have")
         if self.max_cpu_seconds is not None and self.launcher == "process":
             raise ConfigError("env.max_cpu_seconds: the process launcher does not count CPU time; leave it open")
 

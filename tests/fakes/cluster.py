@@ -70,6 +70,10 @@ class FakeNode:
         self.fetched = asyncio.Event()  # unless it is set, the empty one does not come
         self.fetched.set()
         self.forgotten: list[str] = []
+        self.bodies: (
+            dict[str, bytes] | None
+        ) = {}  # of what its rollouts asked; None: it is lost when asked for one
+        self.asked_bodies: list[str] = []
         self.ended = self.closed = self.drained = False
         self.opening: Opening | None = None
         self.served: list[Served] = []
@@ -146,6 +150,15 @@ class FakeNode:
             await self._there()
             return b""
         return self.large[offset:]
+
+    async def fetch_body(self, digest: str, offset: int) -> bytes | Broken:
+        if not offset:
+            self.asked_bodies.append(digest)
+        if self.bodies is None:
+            raise NodeLost("the actor is dead")
+        if digest not in self.bodies:
+            return Broken("LaunchError", "the disk is gone")
+        return self.bodies[digest][offset : offset + 2]
 
     async def forget(self, rollout_id: str) -> None:
         await self._there()

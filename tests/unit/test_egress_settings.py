@@ -47,7 +47,6 @@ def test_hosts_are_read_from_words_json_and_values(raw: object, entries: tuple[E
         ({"secrets": [KEY], "egress": "*.example"}, "by name"),
         ({"secrets": [KEY], "egress": [{"host": "api.example", "tls": "tunnel"}]}, "without tls: tunnel"),
         ({"secrets": [{**KEY, "from": "KEY"}], "egress": "api.example"}, "from is env:NAME or file:PATH"),
-        ({"secrets": [KEY], "egress": "api.example", "cluster": "ray"}, "env.cluster"),
         ({"egress": "replay:/run", "cluster": "ray"}, "env.cluster"),
     ],
 )

@@ -123,6 +123,18 @@ async def test_a_body_over_the_bound_is_hashed_and_its_replay_says_so(tmp_path: 
     assert b"its body was not kept" in got.body
 
 
+async def test_what_broke_off_takes_no_room(tmp_path: Path) -> None:
+    bodies = Bodies(tmp_path / "egress", 10)
+    for _ in range(3):
+        await (broken := bodies.body()).add(b"x" * 9)
+        await broken.drop()
+    await (whole := bodies.body()).add(b"y" * 9)
+    assert await whole.whole() == (sha256(b"y" * 9).hexdigest(), True)
+    await whole.drop()
+    await (more := bodies.body()).add(b"z" * 9)
+    assert (await more.whole())[1] is False, "the first one has the room"
+
+
 async def test_equal_bodies_are_kept_once_and_parts_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
     folder = tmp_path / "egress"
     async with upstream(lambda got: answer(b"same" * 1_000)) as server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import socket
@@ -11,12 +12,15 @@ import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import docker
 import pytest
 
 from orchestrator.launch.names import LABEL_OWNER
+from tests.e2e.endpoint import answers as answers_with
+from tests.e2e.endpoint import says
 from tests.fakes import oci_images, ray_cluster
 from tests.fakes.inference import Reply, ScriptedServer, by_task
 from tests.fakes.ray_cluster import RayCluster
@@ -36,6 +40,8 @@ from tests.fakes.runs import (
     write_tasks,
 )
 from tests.fakes.trainers import Trainer, free_port, run_api
+from tests.fakes.upstream import answer, upstream
+from tests.integration.services.test_life import ECHO
 
 pytestmark = [
     pytest.mark.full,
@@ -140,6 +146,111 @@ async def test_workspaces_and_graders_go_to_nodes_that_have_never_seen_them(
     scores = {line["score"] == 1.0: "deep/given.txt" in line["steps"][0]["code"] for line in written}
     assert scores == {True: True, False: False}
     assert {line["grade"]["rewards"]["reward"] for line in written} == {0.0, 1.0}
+
+
+async def test_services_run_on_the_node_of_their_rollout(cluster: tuple[Path, RayCluster]) -> None:
+    """Also the file that names them is sent: the run's layers are its own, as on another machine."""
+    if (reason := oci_images.why_not() or ("needs root" if os.geteuid() else None)) is not None:
+        pytest.skip(reason)
+    oci_images.stored_image()
+    home, ray = cluster
+    (home / "cache" / "rollout-orchestrator").mkdir(parents=True)
+    (home / "cache" / "rollout-orchestrator" / "oci").symlink_to(
+        Path(oci_images.CACHE["XDG_CACHE_HOME"], "rollout-orchestrator", "oci")
+    )
+    keeps = ECHO.replace('print("asked", word, flush=True)', 'open("/srv/last", "w").write(word)')
+    check = "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 7000))'"
+    service = {
+        "image": "rollout-orchestrator-sandbox:0.1.0",
+        "entrypoint": ["python3", "-c", keeps, "db", "7000"],
+        "expose": [7000],
+        "healthcheck": {"test": check, "interval": "1s", "retries": 60},
+        "mem_limit": "256m",
+    }
+    grader = {
+        "kind": "command",
+        "collect": [{"service": "db", "command": "cat /srv/last"}],
+        "command": "grep -qx solved /logs/services/db/0.txt",
+    }
+    rows = [
+        {"task_id": f"q{n}", "question": f"Tell (of q{n}!)", "services": {"db": service}, "grader": grader}
+        for n in range(2)
+    ]
+    (home / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    talk = "import socket; s = socket.create_connection(('db', 7000)); s.sendall(b'{word}\\\\n'); s.recv(9)"
+    tell = (
+        f'Thought.\n<code>\nimport subprocess\ntalk = "{talk}"\n'
+        "subprocess.run(['python3', '-c', talk], check=True)\nfinal_answer('told')\n</code>"
+    )
+    turns = [[Reply(tell.format(word=word))] for word in ("solved", "nothing")]
+    script = by_task({f"of q{n}!": turns for n in range(2)}, by="seed")
+    async with ScriptedServer("vllm", script) as server:
+        await ray.join("a", environ=oci_images.CACHE)
+        await ray.join("b", environ=oci_images.CACHE)
+        words = {"launcher": "oci", "scoring_strategy": "grader", "group_size": 4, "seed": 3}
+        given = on(ray, home, server.base_url, **words, authorized_imports='["subprocess"]')
+        ended = await run(*given, directory=home, environ={"XDG_CACHE_HOME": str(home / "cache")})
+    assert ended.code == 0, ended.stderr
+    written = lines(home / "run" / "rollouts.jsonl")
+    assert {line["outcome"] for line in written} == {"finished"}, [line["reason"] for line in written]
+    assert set(nodes_of(home)) == {"a", "b"}
+    assert {line["score"] == 1.0: "b'solved" in line["steps"][0]["code"] for line in written} == {
+        True: True,
+        False: False,
+    }
+    assert {line["services"][0]["name"] for line in written} == {"db"}
+
+
+FETCH = """import os, urllib.request
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = ""  # the place of this test is a loopback address
+print(urllib.request.urlopen("https://127.0.0.1:{port}/of-{name}", timeout=60).read()[:9])"""
+
+
+async def test_what_nodes_ask_of_the_outside_has_the_keys_of_the_run_and_comes_to_its_folder(
+    cluster: tuple[Path, RayCluster],
+) -> None:
+    """The key is in the environment of the command alone. The bodies of a run over nodes play again without."""
+    home, ray = cluster
+    key = "a-key-of-the-run-1"
+    write_tasks(home / "tasks.jsonl", TASKS)
+    async with upstream(lambda got: answer(got.target.encode() * 100_000), host="127.0.0.1") as outside:
+        script = by_task(
+            {
+                f"of q{n}!": [[says("I ask.", FETCH.format(port=outside.tls_port, name=n)), answers_with("42")]]
+                for n in range(TASKS)
+            }
+        )
+        (trusted := home / "trusted.pem").write_bytes(outside.authority.certificate)
+        place = {"host": "127.0.0.1", "ports": [outside.tls_port], "private": True}
+        secret = {"host": "127.0.0.1", "header": "X-Key", "from": "env:OF_THE_RUN"}
+        more = {"egress": json.dumps([place]), "secrets": json.dumps([secret])}
+        async with ScriptedServer("vllm", script) as server:
+            for name in ("a", "b"):
+                await ray.join(name, environ={"SSL_CERT_FILE": str(trusted)})
+            given = on(ray, home, server.base_url, authorized_imports='["os", "urllib.request"]', **more)
+            ended = await run(*given, directory=home, environ={"OF_THE_RUN": key})
+        assert ended.code == 0, ended.stderr
+        assert {got.header("x-key") for got in outside.got} == {key}
+    assert set(nodes_of(home)) == {"a", "b"}
+    written = lines(home / "run" / "rollouts.jsonl")
+    for line in written:
+        (crossing,) = line["crossings"]
+        assert (crossing["status"], crossing["source"], crossing["keys"], crossing["kept"]) == (
+            200,
+            "network",
+            1,
+            True,
+        )
+        body = (home / "run" / "egress" / crossing["received_sha256"]).read_bytes()
+        assert sha256(body).hexdigest() == crossing["received_sha256"]
+        assert body[:4] == b"/of-"
+    assert len(list((home / "run" / "egress").iterdir())) == TASKS, "each once"
+    assert not any(key.encode() in path.read_bytes() for path in home.rglob("run/**/*") if path.is_file())
+    again = await run(
+        str(home / "run"), f"--env.run_dir={home}/again", "--env.cluster=none", directory=home, command="replay"
+    )
+    assert again.code == 0, again.stdout + again.stderr
+    assert f"{2 * TASKS} of {2 * TASKS} rollouts as recorded" in again.stdout
 
 
 async def test_the_other_commands_know_nothing_of_nodes(cluster: tuple[Path, RayCluster], endpoint: str) -> None:

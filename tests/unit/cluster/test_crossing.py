@@ -10,11 +10,13 @@ import pickle
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from orchestrator.agents.equipment import Equipment
+from orchestrator.border.keys import read_keys
 from orchestrator.cluster import host as host_module
 from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.order import (
@@ -44,6 +46,7 @@ from orchestrator.settings.table import EnvSettings
 from orchestrator.types import (
     Attachment,
     Attempt,
+    Crossing,
     Ended,
     EndedName,
     Output,
@@ -70,14 +73,17 @@ async def test_a_node_gets_the_keys_that_rollouts_need_and_no_other() -> None:
 
 
 async def test_a_node_gets_the_values_of_variables_that_are_here_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "hunter2")
+    monkeypatch.setenv("MY_KEY", "hunter22")
     servers = ({"name": "a", "command": "x", "env": {"API_KEY": "env:MY_KEY", "TZ": "UTC"}},)
-    config = Config(env=EnvSettings(mcp_servers=servers))  # type: ignore[arg-type]
+    secrets = ({"host": "a.example", "header": "X-Key", "from": "env:MY_KEY"},)
+    config = Config(env=EnvSettings(mcp_servers=servers, egress=("a.example",), secrets=secrets))  # type: ignore[arg-type]
     given = settings_for_nodes(config, None)
     monkeypatch.delenv("MY_KEY")
-    there = pickle.loads(pickle.dumps(given)).env.mcp_servers[0]
-    assert there.env == {"API_KEY": Secret("hunter2"), "TZ": "UTC"}
-    assert "hunter2" not in repr(given)
+    there = pickle.loads(pickle.dumps(given)).env
+    assert there.mcp_servers[0].env == {"API_KEY": Secret("hunter22"), "TZ": "UTC"}
+    assert [key.value for key in read_keys(there.key_entries)] == [Secret("hunter22")]
+    assert "hunter22" not in repr(given)
+    assert "hunter22" not in repr(given.env.secrets)
 
 
 def test_no_answer_and_no_metadata_go_to_a_node() -> None:
@@ -319,6 +325,31 @@ async def test_output_that_came_whole_is_kept_whatever_becomes_of_its_node(tmp_p
     async with leaving_files(cluster, tmp_path, {}) as made:
         assert (await made).record.output == OUTPUT
     assert (tmp_path / a_plan().rollout_id / "sub" / "x.txt").read_bytes() == b"large"
+
+
+ASKED = Crossing(1, 0.0, 1.0, "GET", "https", "a.example", 443, "/", 200, sent_sha256=sha256(b"").hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("there", "kept"), [({b"one": b"one"}, True), ({}, False), ({b"one": b"other"}, False), (None, False)]
+)
+async def test_bodies_come_to_the_run_s_folder_each_once_and_what_does_not_come_is_not_kept(
+    tmp_path: Path, there: dict[bytes, bytes] | None, kept: bool
+) -> None:
+    """None: the node is lost behind the rollout, which has ended all the same."""
+    cluster, digest = FakeCluster("a"), sha256(b"one").hexdigest()
+    asked = replace(ASKED, received_sha256=digest, received=3, kept=True)
+    crossings = (asked, asked, replace(asked, received_sha256="0" * 64, kept=False))
+    async with nodes_of(cluster) as nodes, nodes.slot(0, SPEC) as room:
+        assert room is not None
+        node = cluster["a"]
+        node.bodies = None if there is None else {sha256(name).hexdigest(): body for name, body in there.items()}
+        node.answers = [Delivery(Record(started_at=1.0, crossings=crossings), Ended(EndedName.FINISHED))]
+        attempt = await room.carry_out(a_plan(), Provision(run_folder=tmp_path))
+    assert attempt.outcome == Ended(EndedName.FINISHED)
+    assert [one.kept for one in attempt.record.crossings] == [kept, kept, False]
+    assert [path.name for path in (tmp_path / "egress").iterdir()] == ([digest] if kept else [])
+    assert node.asked_bodies == [digest] * (1 if kept or there is None else 2)
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x"])

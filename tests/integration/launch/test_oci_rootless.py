@@ -83,6 +83,8 @@ def carried_out(user: OrdinaryUser, *argv: str) -> str:
         ("grading/test_scopes.py", "scopes"),
         ("grading/test_attacks.py", "honest or cases"),
         ("grading/test_dry_run.py", "plants"),
+        ("services/test_life.py", "not long"),
+        ("services/test_tasks.py", "beside_services"),
         ("test_oci_run.py", "groups_are or keeper_killed or ended_by_somebody"),
     ],
 )

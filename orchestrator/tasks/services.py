@@ -36,6 +36,7 @@ _SILENT = {
     *("stdin_open", "stop_grace_period", "stop_signal", "tty"),
 }
 _ALONE, _USUAL = "none", "default"
+_FIXED = frozenset(("ipv4_address", "ipv6_address", "link_local_ips", "mac_address"))  # of one in a network
 
 
 class NotTaken(BadRow):
@@ -245,7 +246,10 @@ class _Reading:
         aliases: list[str] = []
         if isinstance(value, Mapping):
             for one in value.values():
-                aliases += (one.get("aliases") or []) if isinstance(one, Mapping) else []
+                one = one if isinstance(one, Mapping) else {}
+                if fixed := sorted(key for key in one.keys() & _FIXED if one[key]):
+                    raise NotTaken(fixed[0], f"{self._where}: it wants an {fixed[0]}, and is found by its name")
+                aliases += one.get("aliases") or []
         if not isinstance(value, list | Mapping) or not all(isinstance(name, str) for name in (*value, *aliases)):
             raise self._bad("networks", "is no list of names")
         if odd := next((name for name in aliases if not _HOST.fullmatch(name)), None):

@@ -141,6 +141,8 @@ def test_what_no_sandbox_has_is_refused_by_name(what: str) -> None:
         ),
         ("services: {main: {}}\nnetworks: {n: {external: true}}", "external networks"),
         ("services: {main: {}}\nsecrets: {}", "secrets"),
+        ("services: {main: {}, a: {image: x, networks: {n: {ipv4_address: 10.1.2.3}}}}", "ipv4_address"),
+        ("services: {main: {networks: {n: {mac_address: 'a:b'}}}}", "mac_address"),
         ("services: {main: {command: nginx}}", "command of main"),
     ],
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from socket import SOCK_STREAM
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment
 
 from orchestrator.border.streams import PIECE_BYTES, Bytes, Plain, Tls
 from orchestrator.errors import EnvironmentUnusable
@@ -43,6 +44,7 @@ class Reach:
 
     def __init__(self, resolve: Resolve = _resolve, context: ssl.SSLContext | None = None) -> None:
         self._resolve, self._context = resolve, context
+        self._is_proxied = bool(getproxies_environment())  # by the operator, at least for some hosts
 
     async def open(self, scheme: str, place: Place, entry: Entry, *, tls: bool) -> There:
         """`tls`: it is spoken here; False: what is inside is not our business. Raises Refused."""
@@ -69,10 +71,12 @@ class Reach:
             raise Refused(f"{place} cannot be reached: {printable(why)[:200]}", 502) from None
 
     async def _raw(self, scheme: str, place: Place, entry: Entry) -> There:
-        if (proxy := proxy_of(f"{scheme}://{place}")) is not None:
+        if self._is_proxied and (proxy := proxy_of(f"{scheme}://{place}")) is not None:
             return await self._through(proxy, scheme, place)
-        found = await self._resolve(place.host, place.port)
-        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+        addresses = [place.host]
+        if not place.is_address:
+            found = await self._resolve(place.host, place.port)
+            addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
         if not entry.private and not all(map(is_public, addresses)):
             raise Refused(f'{place} is in a private network: its entry needs "private": true')
         for left, address in enumerate(reversed(addresses)):

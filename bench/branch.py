@@ -29,6 +29,7 @@ from tests.fakes.tokenizer import tokenizer_folder
 
 TITLE = "Rollouts from their record"
 TURNS, TURN, BRANCHES = 4, 3, 8
+TRUNK = "g000000-r00-a0"
 
 
 async def measure(scale: Scale) -> Findings:
@@ -89,7 +90,7 @@ async def _sampled(base_url: str, rollouts: int, trunk: Record | None = None) ->
     )
 
     async def begin(shared: Shared, task: Task, number: int) -> Prefix | None:
-        return None if trunk is None else branching("trunk", trunk, TURN)
+        return None if trunk is None else branching(TRUNK, trunk, TURN)
 
     members: list[Member] = []
     async with Orchestrator(config, Observer()) as engine:

@@ -192,6 +192,42 @@ async def test_a_tree_whose_sandboxes_are_lost_is_whole(home: Path, name: str) -
     assert checked.code == 0, checked.stdout + checked.stderr
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("whose", ["agent", "grader"])
+async def test_a_sandbox_that_is_lost_while_a_step_is_graded_costs_no_token(home: Path, whose: str) -> None:
+    """The agent's stands still then, and ends when it would go on: behind the first of three steps."""
+    with_steps(home)
+    test = home / "tasks/t/steps/first/tests/test.sh"
+    test.write_text(test.read_text().replace("#!/bin/sh\n", "#!/bin/sh\nsleep 2\n"))
+    image = await ensure_image(progress=print)
+    settings = {
+        "dataset": f"harbor:{home / 'tasks'}",
+        "base_images": f"far.example/base:1={image.tag}",
+        "group_size": 1,
+        "warm_sandboxes": 0,
+        "launcher": "oci",
+        "scoring_strategy": "grader",
+        "zero_variance": "keep",
+    }
+    async with ScriptedServer("vllm", stepwise) as server:
+        given = flags(home, server.base_url, **settings)
+        async with running(*given, directory=home, environ=oci_images.CACHE) as started:
+            await until(lambda: len(server.log.completed) >= 1, "it works")
+            agents = containers(home)
+            await until(lambda: len(containers(home)) == 2, "its first step is graded")
+            found = {name in agents: pid for name, pid in containers(home).items()}
+            os.kill(found[whose == "agent"], signal.SIGTERM)
+            ended = await started.ended()
+        assert ended.code == 0, ended.stderr
+        assert len(server.log.completed) == 6, "nothing is sampled twice"
+    (line,) = lines(home / "run/rollouts.jsonl")
+    assert (line["outcome"], line["score"]) == ("finished", 1.0), line["reason"]
+    assert [one["grade"]["rewards"]["reward"] for one in line["step_grades"]] == [1.0] * 3
+    assert [one["refused"] for one in line.get("continued", ())] == ([""] if whose == "agent" else [])
+    checked = await run(str(home / "run"), directory=home, command="verify")
+    assert checked.code == 0, checked.stdout + checked.stderr
+
+
 # ---------------------------------------------------------------- the nodes of a cluster
 
 

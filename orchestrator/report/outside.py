@@ -3,6 +3,7 @@
 from typing import Any
 
 from orchestrator.run.lenient import count, number, objects, text
+from orchestrator.types import asked
 
 MAX_REQUESTS = 200  # shown of one rollout; the record has all of them
 MAX_SERVICES = 16
@@ -12,14 +13,11 @@ _MOST_LOG_CHARS = 4000
 
 def outside_counts(line: dict[str, Any]) -> dict[str, int]:
     """Of a line: its requests and what became of them, and its services. What there was none of is left out.
-    `paid`: that the network answered; `ended`: services that ended by themselves."""
-    asked, services = objects(line.get("crossings")), objects(line.get("services"))
+    Requests as `types.asked` counts them; `ended`: services that ended by themselves."""
+    crossings, services = objects(line.get("crossings")), objects(line.get("services"))
     counts = {
-        "requests": len(asked),
-        "refused": sum(bool(one.get("refusal")) for one in asked),
-        "cached": sum(one.get("source") == "cache" and not one.get("refusal") for one in asked),
-        "paid": sum(one.get("source") == "network" for one in asked),
-        **{way: sum(count(one.get(way)) for one in asked) for way in ("sent", "received")},
+        **asked((one.get("refusal"), one.get("source")) for one in crossings),
+        **{way: sum(count(one.get(way)) for one in crossings) for way in ("sent", "received")},
         "services": len(services),
         "ended": sum(bool(one.get("ended")) for one in services),
     }
@@ -28,11 +26,11 @@ def outside_counts(line: dict[str, Any]) -> dict[str, int]:
 
 def requests_shown(crossings: object) -> dict[str, Any]:
     """The first requests of a line, and how many there are in all, refused ones, and ones beyond those shown."""
-    asked = objects(crossings)
+    each = objects(crossings)
     return {
-        "count": len(asked),
-        "refused": sum(bool(one.get("refusal")) for one in asked),
-        "shown": [_request(one) for one in asked[:MAX_REQUESTS]],
+        "count": len(each),
+        "refused": sum(bool(one.get("refusal")) for one in each),
+        "shown": [_request(one) for one in each[:MAX_REQUESTS]],
     }
 
 

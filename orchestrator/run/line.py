@@ -6,8 +6,9 @@ is strict: any other line is refused, with the place and the reason. For display
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 import orjson
@@ -56,6 +57,7 @@ from orchestrator.types import (
     ToolCall,
     Tools,
     Turn,
+    asked,
 )
 
 ATTEMPT_SCHEMA = 2  # since a rollout's tools are written once; attempts of schema 1 are read too
@@ -534,10 +536,10 @@ def _demand_plan(plan: PlanLine) -> None:
         *(("agent.managed_agents", managed, _MOST_ON_WIRE) for managed in plan["agent"].managed_agents),
     ]
     for name, part, most in parts:
-        for field in fields(part):
-            value = getattr(part, field.name)
+        for one in fields(part):
+            value = getattr(part, one.name)
             if isinstance(value, int | float) and not 0 <= value <= most:  # NaN is neither
-                raise ValueError(f"plan.{name}.{field.name}: {value} is not from 0 to {most}")
+                raise ValueError(f"plan.{name}.{one.name}: {value} is not from 0 to {most}")
 
 
 # ---------------------------------------------------------------- the other lines
@@ -576,8 +578,7 @@ def read_result(text: bytes) -> tuple[int, GroupResult]:
 @dataclass(frozen=True, slots=True)
 class Counted:
     """The counted facts of an attempt. `score` None: it was not scored, so it may be drawn again. `begun`: the
-    first turn of its own, from 1 on. `requests`: of its sandbox to the outside; of them those
-    that were refused, those that the cache answered, and those that the network did."""
+    first turn of its own, from 1 on. `asked`: its requests to the outside, as `types.asked` counts them."""
 
     rollout_id: str
     task_id: str
@@ -596,10 +597,7 @@ class Counted:
     refusals: tuple[str, ...] = ()
     continued: tuple[Continued, ...] = ()
     begun: int = 1
-    requests: int = 0
-    requests_refused: int = 0
-    requests_cached: int = 0
-    requests_paid: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, result: Member | Attempt) -> Counted:
@@ -620,10 +618,7 @@ class Counted:
             refusals=record.requests.refusals,
             continued=record.continued,
             begun=record.branch.turn if record.branch else 1,
-            requests=len(record.crossings),
-            requests_refused=sum(bool(one.refusal) for one in record.crossings),
-            requests_cached=sum(one.source == "cache" and not one.refusal for one in record.crossings),
-            requests_paid=record.requests_paid,
+            asked=record.asked,
         )
 
 
@@ -643,7 +638,6 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
         return CountedBadTask(value["rollout_id"], value["task_id"], value["reason"])
     line: _CountedLine = value
     own = [completion for completion in line["completions"] if not completion.get("inherited")]
-    asked = line.get("crossings", ())
     return Counted(
         **_present(line, (*_OF_PLAN, "task_id", "reason", "duration_s", "cpu_s", "group_size", "continued")),
         outcome=str(line["outcome"]),
@@ -653,10 +647,7 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
         sampled_tokens=sum(completion["completion_tokens"] for completion in own),
         refusals=line.get("refused_requests", ()),
         begun=line["branch"].turn if "branch" in line else 1,
-        requests=len(asked),
-        requests_refused=sum(bool(one.get("refusal")) for one in asked),
-        requests_cached=sum(one.get("source") == "cache" and not one.get("refusal") for one in asked),
-        requests_paid=sum(one.get("source") == "network" for one in asked),
+        asked=asked((one.get("refusal"), one.get("source")) for one in line.get("crossings", ())),
     )
 
 

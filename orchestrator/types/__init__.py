@@ -68,6 +68,7 @@ from orchestrator.types.record import (
     Step,
     ToolCall,
     Word,
+    asked,
 )
 from orchestrator.types.services import (
     MAX_SERVICES,
@@ -165,6 +166,7 @@ __all__ = [
     "Wishes",
     "Word",
     "World",
+    "asked",
     "beginnings",
     "conversations",
     "gathered",

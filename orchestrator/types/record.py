@@ -1,7 +1,8 @@
 """What the proxy served to one rollout."""
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,6 +63,18 @@ class Crossing:
         """Without the usual port left out: the same for the same place."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.target}"
+
+
+def asked(requests: Iterable[tuple[object, object]]) -> Counter[str]:
+    """Of requests to the outside, each as (refusal, source): how many `requests` there are, and of them how many
+    were `refused`, `cached` (the cache answered) and `paid` (the network did)."""
+    counts = Counter[str]()
+    for refusal, source in requests:
+        counts["requests"] += 1
+        counts["refused"] += bool(refusal)
+        counts["cached"] += source == "cache" and not refusal
+        counts["paid"] += source == "network"
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +244,9 @@ class Record:
         return sum(turn.completion.completion_tokens for turn in self.own_turns)
 
     @property
-    def requests_paid(self) -> int:
-        """Requests to the outside that the network answered."""
-        return sum(one.source == "network" for one in self.crossings)
+    def asked(self) -> Counter[str]:
+        """Its requests to the outside, as `asked` counts them."""
+        return asked((one.refusal, one.source) for one in self.crossings)
 
     @property
     def policy_versions(self) -> tuple[str, ...]:

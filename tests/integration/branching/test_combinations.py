@@ -15,7 +15,7 @@ import pytest
 from orchestrator.launch.image.build import ensure_image
 from tests.fakes import oci_images, ray_cluster
 from tests.fakes.harbor import a_task
-from tests.fakes.inference import Call, Script, ScriptedServer, by_task
+from tests.fakes.inference import Call, Reply, Script, ScriptedServer, by_task
 from tests.fakes.ray_cluster import RayCluster
 from tests.fakes.runs import essence, flags, lines, run, running, until, write_tasks
 from tests.integration.test_oci_run import containers
@@ -231,12 +231,13 @@ async def test_a_sandbox_that_is_lost_while_a_step_is_graded_costs_no_token(home
 # ---------------------------------------------------------------- the nodes of a cluster
 
 
-def by_seed(call: Call) -> str:
-    """What is said, and whether it is right, follows from the seed; every step needs those before."""
+def by_seed(call: Call) -> Reply:
+    """What is said, and whether it is right, follows from the seed; every step needs those before. The last one is
+    waited for: whenever a node is killed, one of its rollouts has sampled something."""
     turn, seed = call.turn + 1, call.seed or 0
     step = f"seen = [{seed}]" if turn == 1 else f"seen.append({seed})\n{SLEEP}"
     last = f"final_answer({seed // 8 % 2} - (len(seen) != 4))" if turn == 4 else "print(len(seen), seen)"
-    return code(f"{step}\n{last}")
+    return Reply(code(f"{step}\n{last}"), delay_s=2.0 * (turn == 4))
 
 
 @pytest.mark.full

@@ -39,7 +39,7 @@ from tests.fakes.runs import (
     whole_lines,
     write_tasks,
 )
-from tests.fakes.trainers import Trainer, free_port, run_api
+from tests.fakes.trainers import Trainer, free_port, run_api, sampled, trained
 from tests.fakes.upstream import answer, upstream
 from tests.integration.services.test_life import ECHO
 
@@ -280,6 +280,25 @@ async def test_the_other_commands_know_nothing_of_nodes(cluster: tuple[Path, Ray
     assert measured.code == 0, measured.stderr
     assert outcomes(home / "e" / "run") == {"finished": TASKS}
     assert set(nodes_of(home / "e")) == {"a", "b"}
+
+
+async def test_trees_of_nodes_reach_the_trainer_with_each_token_once(cluster: tuple[Path, RayCluster]) -> None:
+    home, ray = cluster
+    write_tasks(home / "tasks.jsonl", TASKS)
+    for name in ("a", "b"):
+        await ray.join(name)
+    async with ScriptedServer("vllm", answers(TASKS, delay_s=0.2)) as server, run_api() as api:
+        trees = {"branch": "turns:2 width:3", "group_size": 4, "total_steps": TASKS}
+        given = on(ray, home, server.base_url, rollout_server_url=api.url, **trees)
+        trainer = await Trainer.registered(api.url, batch_size=4)
+        async with running(*given, directory=home, command="serve") as serve:
+            await trainer.take(TASKS, serve)
+            ended = await serve.ended()
+    assert ended.code == 0, ended.stderr
+    assert {name for name in nodes_of(home) if name} == {"a", "b"}
+    told = Counter(sampled(served) for served in server.log.completions)
+    assert told == Counter(run for group in trainer.groups for run in trained(group))
+    assert any(facts["parent"] for group in trainer.groups for facts in group["overrides"])
 
 
 @asynccontextmanager

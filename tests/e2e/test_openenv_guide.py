@@ -13,7 +13,7 @@ from tests.e2e.test_library_guide import mypy, run
 from tests.fakes.runs import ROOT, lines, place
 from tests.fakes.tokenizer import tokenizer_folder
 
-pytestmark = pytest.mark.trainers
+pytestmark = [pytest.mark.trainers, pytest.mark.timeout(1200)]
 
 PROGRAM = "openenv_groups.py"
 SOURCE = ROOT / "examples" / PROGRAM

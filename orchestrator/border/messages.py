@@ -19,6 +19,7 @@ _HEAD_BYTES = 64 << 10
 _IDLE_S, _HEAD_S = 120.0, 30.0  # until a request begins, and until its head is there
 _LINGER_S, _LINGER_BYTES = 5.0, 4 << 20
 _ODD = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|\0")  # two readers may see different lines
+_QUOTED = re.compile(r":? ?(?:bytearray\()?\bb['\"].*", re.DOTALL)  # how h11 ends what it says of a line
 # Headers of one connection, which are not handed on; nor are those that `Connection` names.
 _HOP = frozenset(
     (
@@ -79,7 +80,7 @@ class Asked:
             await self._send(h11.Response(status_code=status, headers=lines, reason=reason.encode("latin-1")))
         except h11.LocalProtocolError as error:
             self.begun = False
-            raise Refused(f"the answer is no HTTP: {error}", 502) from None
+            raise Refused(f"the answer is no HTTP: {_why(error)}", 502) from None
 
     async def add(self, data: bytes) -> None:
         """Of the answer's body. Raises OSError."""
@@ -164,8 +165,12 @@ async def _head(stream: Bytes, data: bytes) -> bytes:
 
 
 def _not_http(error: h11.RemoteProtocolError) -> Refused:
-    why = str(error).partition(": bytearray")[0]
-    return Refused(f"this is no HTTP/1.1 that can be read in one way: {why}", error.error_status_hint)
+    return Refused(f"this is no HTTP/1.1 that can be read in one way: {_why(error)}", error.error_status_hint)
+
+
+def _why(error: h11.ProtocolError) -> str:
+    """Without the line that it quotes: a key may stand in it."""
+    return _QUOTED.sub("", str(error))
 
 
 class Answer:
@@ -216,7 +221,7 @@ class Answer:
                     raise ConnectionResetError("the other side hung up without an answer")
                 self._connection.receive_data(data)
         except h11.RemoteProtocolError as error:
-            raise Refused(f"the other side's answer cannot be read: {error}"[:200], 502) from None
+            raise Refused(f"the other side's answer cannot be read: {_why(error)}", 502) from None
         return event
 
 
@@ -231,7 +236,7 @@ class Sending:
         try:
             self._head = self._connection.send(h11.Request(method=method, target=target, headers=headers)) or b""
         except h11.LocalProtocolError as error:
-            raise Refused(f"the request cannot be written: {error}", 400) from None
+            raise Refused(f"the request cannot be written: {_why(error)}", 400) from None
 
     async def send(self, pieces: AsyncIterator[bytes] | None) -> None:
         """With its body, if there is one. Raises Refused, OSError."""

@@ -21,6 +21,7 @@ from orchestrator.types import Crossing
 _SEARCHED_BYTES = 64 << 10  # for a key, at a time: others have their turn in between
 _COMPARED_BYTES = 1 << 20  # of a request's body, with a record, where the request may still leave
 _COOKIE = re.compile(r"(?i)^([^=;\s]*=)([^;]*)")
+_MAY_BE_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE"))  # by RFC 9110, 9.2.2
 # What an answer with a key in it would be cut, packed or left out by.
 _NOT_WITH_KEYS = frozenset(("range", "if-range", "accept-encoding"))
 
@@ -192,7 +193,7 @@ class Exchange:
                     if self._failure is not None:
                         raise self._failure from None
                     self._connection.close()
-                    if used and pieces is None:
+                    if used and pieces is None and asked.method in _MAY_BE_TWICE:
                         continue  # it was closed while nobody asked for anything
                     why = str(error) or type(error).__name__
                     raise Refused(f"{place} broke off: {why}", 502) from None

@@ -8,9 +8,10 @@ from hashlib import sha256
 import h11
 import pytest
 
+from orchestrator.border.authority import Authority
 from orchestrator.border.outside import BorderLimits
 from orchestrator.rules.egress import Entry
-from tests.fakes.upstream import Got, answer, upstream
+from tests.fakes.upstream import Got, Upstream, answer, upstream
 from tests.integration.border.world import NAME, WAIT_S, Names, box, seen
 
 
@@ -288,3 +289,42 @@ async def test_names_are_asked_outside_once_per_connection() -> None:
     async with upstream(lambda got: answer()) as server, box(server, names=names) as at:
         await at.plain()
     assert names.asked == [NAME]
+
+
+@pytest.mark.parametrize("body", [b"", b"body"])
+@pytest.mark.parametrize("hangs_up", ["while it is idle", "when it is asked"])
+async def test_a_post_on_a_connection_that_was_closed_meanwhile_reaches_the_host_once(
+    body: bytes, hangs_up: str
+) -> None:
+    posts, gone = 0, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal posts
+        for _ in range(1 if "idle" in hangs_up else 2):
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len(body))
+            posts += 1
+            if posts != 2 or "idle" in hangs_up:
+                writer.write(answer())
+        writer.close()
+        gone.set()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    post = f"POST http://{NAME}:{port}/ HTTP/1.1\r\nHost: {NAME}:{port}\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with listening, box(Upstream(lambda got: b"", Authority(), port, port)) as at, asyncio.timeout(WAIT_S):
+        reader, writer = await at.open()
+        lines = []
+        for _ in range(2):
+            writer.write(post.encode() + body)
+            lines.append(await reader.readline())
+            while (await reader.readline()).strip():
+                pass
+            await reader.readexactly(5 if b"200" in lines[-1] else 1)
+            if "idle" in hangs_up:
+                await gone.wait()
+                await asyncio.sleep(0.1)  # until that is known here
+        writer.close()
+    assert posts == 2
+    second = b"200" if "idle" in hangs_up else b"502"
+    assert [line.split()[1] for line in lines] == [b"200", second]

@@ -235,8 +235,9 @@ class Exchange:
             headers = [(redaction.text(name), redaction.text(value)) for name, value in headers]
             reason = redaction.text(reason)
         framed = [*headers, *framing(answer.headers)]
-        self._facts |= {"status": answer.status, "headers": _on_record(framed), "source": "network"}
-        self._is_fresh = True
+        on_record = _on_record(framed)
+        self._facts |= {"status": answer.status, "headers": on_record, "source": "network"}
+        self._is_fresh = len(on_record) == len(framed)  # else nobody could say whether it may be given to others
         await self._begin(answer.status, framed, reason)
         try:
             async for piece in answer.pieces():

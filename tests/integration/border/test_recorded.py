@@ -175,6 +175,8 @@ async def test_the_second_download_of_a_file_costs_no_egress(tmp_path: Path) -> 
         ("/thing.whl", (), answer(b"x", "200 OK", "Vary: User-Agent")),
         ("/thing.whl", (), answer(b"x", "200 OK", "Cache-Control: no-store")),
         ("/thing.whl", (), answer(b"x", "200 OK", "Content-Encoding: gzip")),
+        ("/thing.whl", (), answer(b"x", "200 OK", "Vary: User-Agent", "Vary: Accept-Encoding")),
+        ("/thing.whl", (), answer(b"x", "200 OK", "Cache-Control: no-store", "Cache-Control: max-age=9")),
         ("/thing.whl", (), answer(b"x", "404 Not Found")),
     ],
 )

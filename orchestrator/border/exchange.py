@@ -188,7 +188,7 @@ class Exchange:
                 try:
                     if upload is None:
                         await sending.send(None)
-                    await sending.answer.head()
+                    await sending.answer.head(self._terms.journal.count)
                 except OSError as error:
                     if self._failure is not None:
                         raise self._failure from None

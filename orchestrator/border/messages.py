@@ -5,7 +5,7 @@ So whatever two readers could understand differently never gets further: it is r
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -16,6 +16,7 @@ from orchestrator.rules.egress import Refused
 
 Headers = list[tuple[str, str]]  # names as they were written
 _HEAD_BYTES = 64 << 10
+_STATUS_BYTES = len("HTTP/1.1 200 \r\n\r\n")
 _IDLE_S, _HEAD_S = 120.0, 30.0  # until a request begins, and until its head is there
 _LINGER_S, _LINGER_BYTES = 5.0, 4 << 20
 _ODD = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|\0")  # two readers may see different lines
@@ -181,14 +182,17 @@ class Answer:
         self.status, self.reason = 0, ""
         self.headers: Headers = []
 
-    async def head(self) -> None:
-        """Raises Refused, OSError."""
+    async def head(self, count: Callable[[int], None]) -> None:
+        """`count`: is told how many bytes come, also of the answers before the answer (1xx). Raises Refused,
+        OSError."""
         while True:
             event = await self._next()
+            if not isinstance(event, h11.Response | h11.InformationalResponse) or event.status_code == 101:
+                raise Refused("the other side does not speak HTTP/1.1", 502)
+            lines = event.headers.raw_items()
+            count(_STATUS_BYTES + len(event.reason) + sum(len(name) + len(value) + 4 for name, value in lines))
             if isinstance(event, h11.Response):
                 break
-            if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
-                raise Refused("the other side does not speak HTTP/1.1", 502)
         self.status, self.reason = event.status_code, _text(event.reason)
         self.headers = [(_text(name), _text(value)) for name, value in event.headers.raw_items()]
 

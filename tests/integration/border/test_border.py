@@ -328,3 +328,18 @@ async def test_a_post_on_a_connection_that_was_closed_meanwhile_reaches_the_host
     assert posts == 2
     second = b"200" if "idle" in hangs_up else b"502"
     assert [line.split()[1] for line in lines] == [b"200", second]
+
+
+async def test_heads_of_answers_count_and_those_of_answers_before_them() -> None:
+    long = f"X-Long: {'x' * 1000}\r\n\r\n"
+    early = f"HTTP/1.1 103 Early Hints\r\n{long}".encode() * 1000
+
+    async def answering(got: Got) -> bytes:
+        return early if got.target == "/early" else f"HTTP/1.1 204 No Content\r\n{long}".encode()
+
+    async with upstream(answering) as server:
+        async with box(server, limits=BorderLimits(size=5_000)) as at:
+            statuses = [(await at.plain("/late")).status for _ in range(5)]
+        async with box(server, limits=BorderLimits(size=5_000)) as at:
+            assert (await at.plain("/early")).status == 429
+    assert (statuses[:3], statuses[-1]) == ([204] * 3, 429)

@@ -78,7 +78,8 @@ class Asked:
         self.begun = True
         lines = [*headers, *([("Connection", "close")] if close else [])]
         try:
-            await self._send(h11.Response(status_code=status, headers=lines, reason=reason.encode("latin-1")))
+            words = reason.encode("latin-1", "replace")
+            await self._send(h11.Response(status_code=status, headers=_written(lines), reason=words))
         except h11.LocalProtocolError as error:
             self.begun = False
             raise Refused(f"the answer is no HTTP: {_why(error)}", 502) from None
@@ -238,7 +239,8 @@ class Sending:
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
         self.answer = Answer(stream, self._connection)
         try:
-            self._head = self._connection.send(h11.Request(method=method, target=target, headers=headers)) or b""
+            request = h11.Request(method=method, target=target, headers=_written(headers))
+            self._head = self._connection.send(request) or b""
         except h11.LocalProtocolError as error:
             raise Refused(f"the request cannot be written: {_why(error)}", 400) from None
 
@@ -286,6 +288,11 @@ async def linger(stream: Bytes) -> None:
             await stream.end()
             while left > 0 and (data := await stream.read()):
                 left -= len(data)
+
+
+def _written(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """As they came: values may have bytes beyond ASCII, which h11 takes as bytes alone."""
+    return [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers]
 
 
 def _text(value: bytes) -> str:

@@ -343,3 +343,23 @@ async def test_heads_of_answers_count_and_those_of_answers_before_them() -> None
         async with box(server, limits=BorderLimits(size=5_000)) as at:
             assert (await at.plain("/early")).status == 429
     assert (statuses[:3], statuses[-1]) == ([204] * 3, 429)
+
+
+async def test_header_values_beyond_ascii_pass_both_ways_as_they_are() -> None:
+    name = 'attachment; filename="\u00e9\u00ff.txt"'
+    head = f"HTTP/1.1 200 \u00dcbrig\r\nContent-Disposition: {name}\r\nContent-Length: 0\r\n\r\n".encode("latin-1")
+    request = "GET http://{0}/ HTTP/1.1\r\nHost: {0}\r\nX-Name: \u00e9\r\nConnection: close\r\n\r\n"
+    heads = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(head)
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    async with listening, box(Upstream(lambda got: b"", Authority(), port, port)) as at:
+        got = await at.raw(request.format(f"{NAME}:{port}").encode("latin-1"))
+    assert b"X-Name: \xe9\r\n" in heads[0]
+    assert got.startswith(head.removesuffix(b"\r\n"))
+    assert at.border.crossings[0].headers[0] == ("Content-Disposition", name)

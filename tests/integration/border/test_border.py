@@ -363,3 +363,11 @@ async def test_header_values_beyond_ascii_pass_both_ways_as_they_are() -> None:
     assert b"X-Name: \xe9\r\n" in heads[0]
     assert got.startswith(head.removesuffix(b"\r\n"))
     assert at.border.crossings[0].headers[0] == ("Content-Disposition", name)
+
+
+async def test_tunnels_in_which_nothing_is_asked_count() -> None:
+    async with upstream(lambda got: answer()) as server, box(server, limits=BorderLimits(requests=3)) as at:
+        for _ in range(3):
+            (await at.tunnel())[1].close()
+        with pytest.raises(OSError, match="limit of one rollout"):
+            await at.tunnel()

@@ -149,7 +149,6 @@ class Border:
                 stream.unread(hello)
                 inside = Tls(stream, contexts(place.host))
                 await inside.handshake()
-            self.journal.forget()
             return inside
         except Refused as refused:
             await stream.write(_UNRECOGNIZED_NAME)
@@ -166,7 +165,7 @@ class Border:
 
     async def _inside(self, stream: Bytes, place: Place) -> None:
         """Requests in a tunnel whose TLS ends here."""
-        there = Connection(self._terms.outside.reach)
+        there, is_counted = Connection(self._terms.outside.reach), True
         try:
             while True:
                 try:
@@ -179,6 +178,9 @@ class Border:
                     return
                 if asked is None:
                     return
+                if is_counted:  # its requests are, from here on
+                    self.journal.forget()
+                    is_counted = False
                 exchange = Exchange(self._terms, asked, "https", there)
                 if not await exchange.run(partial(_of_tunnel, asked, place)):
                     await linger(stream)

@@ -21,6 +21,7 @@ from orchestrator.types import Crossing
 _SEARCHED_BYTES = 64 << 10  # for a key, at a time: others have their turn in between
 _COMPARED_BYTES = 1 << 20  # of a request's body, with a record, where the request may still leave
 _COOKIE = re.compile(r"(?i)^([^=;\s]*=)([^;]*)")
+_MAY_BE_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE"))  # by RFC 9110, 9.2.2
 # What an answer with a key in it would be cut, packed or left out by.
 _NOT_WITH_KEYS = frozenset(("range", "if-range", "accept-encoding"))
 
@@ -187,12 +188,12 @@ class Exchange:
                 try:
                     if upload is None:
                         await sending.send(None)
-                    await sending.answer.head()
+                    await sending.answer.head(self._terms.journal.count)
                 except OSError as error:
                     if self._failure is not None:
                         raise self._failure from None
                     self._connection.close()
-                    if used and pieces is None:
+                    if used and pieces is None and asked.method in _MAY_BE_TWICE:
                         continue  # it was closed while nobody asked for anything
                     why = str(error) or type(error).__name__
                     raise Refused(f"{place} broke off: {why}", 502) from None
@@ -230,14 +231,13 @@ class Exchange:
         if redaction is not None:
             packed = [value for name, value in headers if name.lower() == "content-encoding"]
             if any(value.strip().lower() not in ("", "identity") for value in packed):
-                raise Refused(
-                    f"{place} packs its answer ({packed[0][:40]}) though asked not to: no key can be found", 502
-                )
+                raise Refused(f"{place} packs its answer though asked not to: no key can be found", 502)
             headers = [(redaction.text(name), redaction.text(value)) for name, value in headers]
             reason = redaction.text(reason)
         framed = [*headers, *framing(answer.headers)]
-        self._facts |= {"status": answer.status, "headers": _on_record(framed), "source": "network"}
-        self._is_fresh = True
+        on_record = _on_record(framed)
+        self._facts |= {"status": answer.status, "headers": on_record, "source": "network"}
+        self._is_fresh = len(on_record) == len(framed)  # else nobody could say whether it may be given to others
         await self._begin(answer.status, framed, reason)
         try:
             async for piece in answer.pieces():

@@ -62,20 +62,20 @@ class Journal:
             raise Refused(f"more than {self._size} bytes, both ways: the limit of one rollout", 429)
 
     def end(self, crossing: Crossing, **facts: Any) -> Crossing:
-        """Puts an entry on record."""
+        """Puts an entry on record, shortened where the record has no room for more. Returns all of it."""
         ended = replace(crossing, ended_s=self.elapsed_s, **facts)
         ended = replace(ended, refusal=one_line(ended.refusal) if ended.refusal else "")
         if len(self._crossings) > self._most:
             self.left_out += 1
             return ended
-        size = len(ended.target) + sum(len(name) + len(value) for name, value in ended.headers)
+        size, kept = len(ended.target) + sum(len(name) + len(value) for name, value in ended.headers), ended
         if self._text + size > _TEXT_BYTES:
-            ended = replace(ended, target=ended.target[:_SHORT_CHARS], headers=())
+            kept = replace(ended, target=ended.target[:_SHORT_CHARS], headers=())
         else:
             self._text += size
-        self._crossings[ended.sequence] = ended
+        self._crossings[kept.sequence] = kept
         if self._added is not None:
-            self._added(ended)
+            self._added(kept)
         return ended
 
 

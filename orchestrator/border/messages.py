@@ -5,7 +5,7 @@ So whatever two readers could understand differently never gets further: it is r
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -16,9 +16,11 @@ from orchestrator.rules.egress import Refused
 
 Headers = list[tuple[str, str]]  # names as they were written
 _HEAD_BYTES = 64 << 10
+_STATUS_BYTES = len("HTTP/1.1 200 \r\n\r\n")
 _IDLE_S, _HEAD_S = 120.0, 30.0  # until a request begins, and until its head is there
 _LINGER_S, _LINGER_BYTES = 5.0, 4 << 20
 _ODD = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|\0")  # two readers may see different lines
+_QUOTED = re.compile(r":? ?(?:bytearray\()?\bb['\"].*", re.DOTALL)  # how h11 ends what it says of a line
 # Headers of one connection, which are not handed on; nor are those that `Connection` names.
 _HOP = frozenset(
     (
@@ -76,10 +78,11 @@ class Asked:
         self.begun = True
         lines = [*headers, *([("Connection", "close")] if close else [])]
         try:
-            await self._send(h11.Response(status_code=status, headers=lines, reason=reason.encode("latin-1")))
+            words = reason.encode("latin-1", "replace")
+            await self._send(h11.Response(status_code=status, headers=_written(lines), reason=words))
         except h11.LocalProtocolError as error:
             self.begun = False
-            raise Refused(f"the answer is no HTTP: {error}", 502) from None
+            raise Refused(f"the answer is no HTTP: {_why(error)}", 502) from None
 
     async def add(self, data: bytes) -> None:
         """Of the answer's body. Raises OSError."""
@@ -164,8 +167,12 @@ async def _head(stream: Bytes, data: bytes) -> bytes:
 
 
 def _not_http(error: h11.RemoteProtocolError) -> Refused:
-    why = str(error).partition(": bytearray")[0]
-    return Refused(f"this is no HTTP/1.1 that can be read in one way: {why}", error.error_status_hint)
+    return Refused(f"this is no HTTP/1.1 that can be read in one way: {_why(error)}", error.error_status_hint)
+
+
+def _why(error: h11.ProtocolError) -> str:
+    """Without the line that it quotes: a key may stand in it."""
+    return _QUOTED.sub("", str(error))
 
 
 class Answer:
@@ -176,14 +183,17 @@ class Answer:
         self.status, self.reason = 0, ""
         self.headers: Headers = []
 
-    async def head(self) -> None:
-        """Raises Refused, OSError."""
+    async def head(self, count: Callable[[int], None]) -> None:
+        """`count`: is told how many bytes come, also of the answers before the answer (1xx). Raises Refused,
+        OSError."""
         while True:
             event = await self._next()
+            if not isinstance(event, h11.Response | h11.InformationalResponse) or event.status_code == 101:
+                raise Refused("the other side does not speak HTTP/1.1", 502)
+            lines = event.headers.raw_items()
+            count(_STATUS_BYTES + len(event.reason) + sum(len(name) + len(value) + 4 for name, value in lines))
             if isinstance(event, h11.Response):
                 break
-            if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
-                raise Refused("the other side does not speak HTTP/1.1", 502)
         self.status, self.reason = event.status_code, _text(event.reason)
         self.headers = [(_text(name), _text(value)) for name, value in event.headers.raw_items()]
 
@@ -216,7 +226,7 @@ class Answer:
                     raise ConnectionResetError("the other side hung up without an answer")
                 self._connection.receive_data(data)
         except h11.RemoteProtocolError as error:
-            raise Refused(f"the other side's answer cannot be read: {error}"[:200], 502) from None
+            raise Refused(f"the other side's answer cannot be read: {_why(error)}", 502) from None
         return event
 
 
@@ -229,9 +239,10 @@ class Sending:
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
         self.answer = Answer(stream, self._connection)
         try:
-            self._head = self._connection.send(h11.Request(method=method, target=target, headers=headers)) or b""
+            request = h11.Request(method=method, target=target, headers=_written(headers))
+            self._head = self._connection.send(request) or b""
         except h11.LocalProtocolError as error:
-            raise Refused(f"the request cannot be written: {error}", 400) from None
+            raise Refused(f"the request cannot be written: {_why(error)}", 400) from None
 
     async def send(self, pieces: AsyncIterator[bytes] | None) -> None:
         """With its body, if there is one. Raises Refused, OSError."""
@@ -277,6 +288,11 @@ async def linger(stream: Bytes) -> None:
             await stream.end()
             while left > 0 and (data := await stream.read()):
                 left -= len(data)
+
+
+def _written(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """As they came: values may have bytes beyond ASCII, which h11 takes as bytes alone."""
+    return [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers]
 
 
 def _text(value: bytes) -> str:

@@ -119,7 +119,9 @@ class Cache:
 
     def add(self, crossing: Crossing, headers: Sequence[tuple[str, str]]) -> None:
         """`headers`: of the request. What is no unchanging file is not added."""
-        answer = {name.lower(): value.lower() for name, value in crossing.headers}
+        answer = dict[str, str]()
+        for name, value in crossing.headers:
+            answer[name.lower()] = ", ".join((*filter(None, [answer.get(name.lower())]), value.lower()))
         if (
             crossing.method == "GET"
             and crossing.status == 200

@@ -29,6 +29,7 @@ _PORT = re.compile(r"(?:[^/]*:)?(\d{1,5})(?:-(\d{1,5}))?(?:/(\w+))?")
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _POWERS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _MOST_BYTES = 1 << 44
+_MOST_NUMBER = 1 << 63  # Python writes out no more than 4300 digits, and floats have fewer
 # They change nothing that a sandbox has: names for people, what is done when it ends, how much less it may do.
 _SILENT = {
     *("attach", "cap_drop", "cpu_shares", "init", "labels", "logging", "mem_reservation", "mem_swappiness"),
@@ -67,6 +68,8 @@ def one_service(name: Any, value: Any, made_of: MadeOf, where: str) -> Service:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise BadRow(f"{where}: {name} is no object")
     fields = {key: one for key, one in value.items() if one is not None and not key.startswith("x-")}
+    if not _has_small_numbers(fields):
+        raise BadRow(f"{where}: {name} has a number that is out of bounds")
     reading = _Reading(f"{where}: {name}", dict(fields))
     made = dict(made_of(name, fields))
     for key in ("image", "build", "dockerfile"):
@@ -240,7 +243,10 @@ class _Reading:
         if mode == _ALONE:
             return (), []
         if mode not in (None, "bridge", _USUAL):
-            raise NotTaken(f"network_mode {mode.partition(':')[0]}", f"{self._where}: network_mode is {mode[:40]}")
+            raise NotTaken(
+                f"network_mode {ascii(mode.partition(':')[0])[1:-1][:40]}",
+                f"{self._where}: network_mode is {ascii(mode)[:42]}",
+            )
         if value is None:
             return (_USUAL,), []
         aliases: list[str] = []
@@ -249,7 +255,8 @@ class _Reading:
                 one = one if isinstance(one, Mapping) else {}
                 if fixed := sorted(key for key in one.keys() & _FIXED if one[key]):
                     raise NotTaken(fixed[0], f"{self._where}: it wants an {fixed[0]}, and is found by its name")
-                aliases += one.get("aliases") or []
+                own = one.get("aliases") or []
+                aliases += own if isinstance(own, list) else [own]
         if not isinstance(value, list | Mapping) or not all(isinstance(name, str) for name in (*value, *aliases)):
             raise self._bad("networks", "is no list of names")
         if odd := next((name for name in aliases if not _HOST.fullmatch(name)), None):
@@ -400,6 +407,14 @@ class _Reading:
         return BadRow(f"{self._where}: {key} {why}")
 
 
+def _has_small_numbers(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_has_small_numbers(one) for pair in value.items() for one in pair)
+    if isinstance(value, list | tuple):
+        return all(map(_has_small_numbers, value))
+    return not isinstance(value, int) or abs(value) < _MOST_NUMBER
+
+
 def _halves(entry: Any) -> tuple[str, str, str]:
     return str(entry)[: MAX_VALUE_BYTES + 130].partition("=")
 
@@ -411,7 +426,7 @@ def _volume(one: Any) -> tuple[str | None, str]:
         if kind not in ("volume", "tmpfs") or not isinstance(source, str) or not isinstance(target, str):
             return None, ""
         return source, target
-    source, colon, rest = str(one)[:1024].partition(":")
+    source, colon, rest = one[:1024].partition(":") if isinstance(one, str) else ("/", ":", "")
     if not colon:
         return "", source
     return (source if _NAME.fullmatch(source) else None), rest.partition(":")[0]

@@ -86,10 +86,13 @@ def _all_services(
             if isinstance(one, Mapping) and one.get("external"):
                 raise NotTaken(f"external {kind}", f"{place}: {ascii(name)[:40]} of {kind} is external")
     found: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for one in document.get("include") or ():
+    included = document.get("include") or []
+    for one in included if isinstance(included, list) else [included]:
         paths = one.get("path") if isinstance(one, Mapping) else one
         for path in paths if isinstance(paths, list) else [paths]:
-            name = _beside(posixpath.dirname(place), str(path)[:1024], "include")
+            if not isinstance(path, str):
+                raise BadRow(f"{place} includes something that is no path of a file")
+            name = _beside(posixpath.dirname(place), path[:1024], "include")
             if name in seen:
                 continue
             if (other := load(name)) is None:

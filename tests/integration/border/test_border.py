@@ -8,9 +8,10 @@ from hashlib import sha256
 import h11
 import pytest
 
+from orchestrator.border.authority import Authority
 from orchestrator.border.outside import BorderLimits
 from orchestrator.rules.egress import Entry
-from tests.fakes.upstream import Got, answer, upstream
+from tests.fakes.upstream import Got, Upstream, answer, upstream
 from tests.integration.border.world import NAME, WAIT_S, Names, box, seen
 
 
@@ -288,3 +289,85 @@ async def test_names_are_asked_outside_once_per_connection() -> None:
     async with upstream(lambda got: answer()) as server, box(server, names=names) as at:
         await at.plain()
     assert names.asked == [NAME]
+
+
+@pytest.mark.parametrize("body", [b"", b"body"])
+@pytest.mark.parametrize("hangs_up", ["while it is idle", "when it is asked"])
+async def test_a_post_on_a_connection_that_was_closed_meanwhile_reaches_the_host_once(
+    body: bytes, hangs_up: str
+) -> None:
+    posts, gone = 0, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal posts
+        for _ in range(1 if "idle" in hangs_up else 2):
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len(body))
+            posts += 1
+            if posts != 2 or "idle" in hangs_up:
+                writer.write(answer())
+        writer.close()
+        gone.set()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    post = f"POST http://{NAME}:{port}/ HTTP/1.1\r\nHost: {NAME}:{port}\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with listening, box(Upstream(lambda got: b"", Authority(), port, port)) as at, asyncio.timeout(WAIT_S):
+        reader, writer = await at.open()
+        lines = []
+        for _ in range(2):
+            writer.write(post.encode() + body)
+            lines.append(await reader.readline())
+            while (await reader.readline()).strip():
+                pass
+            await reader.readexactly(5 if b"200" in lines[-1] else 1)
+            if "idle" in hangs_up:
+                await gone.wait()
+                await asyncio.sleep(0.1)  # until that is known here
+        writer.close()
+    assert posts == 2
+    second = b"200" if "idle" in hangs_up else b"502"
+    assert [line.split()[1] for line in lines] == [b"200", second]
+
+
+async def test_heads_of_answers_count_and_those_of_answers_before_them() -> None:
+    long = f"X-Long: {'x' * 1000}\r\n\r\n"
+    early = f"HTTP/1.1 103 Early Hints\r\n{long}".encode() * 1000
+
+    async def answering(got: Got) -> bytes:
+        return early if got.target == "/early" else f"HTTP/1.1 204 No Content\r\n{long}".encode()
+
+    async with upstream(answering) as server:
+        async with box(server, limits=BorderLimits(size=5_000)) as at:
+            statuses = [(await at.plain("/late")).status for _ in range(5)]
+        async with box(server, limits=BorderLimits(size=5_000)) as at:
+            assert (await at.plain("/early")).status == 429
+    assert (statuses[:3], statuses[-1]) == ([204] * 3, 429)
+
+
+async def test_header_values_beyond_ascii_pass_both_ways_as_they_are() -> None:
+    name = 'attachment; filename="\u00e9\u00ff.txt"'
+    head = f"HTTP/1.1 200 \u00dcbrig\r\nContent-Disposition: {name}\r\nContent-Length: 0\r\n\r\n".encode("latin-1")
+    request = "GET http://{0}/ HTTP/1.1\r\nHost: {0}\r\nX-Name: \u00e9\r\nConnection: close\r\n\r\n"
+    heads = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(head)
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    async with listening, box(Upstream(lambda got: b"", Authority(), port, port)) as at:
+        got = await at.raw(request.format(f"{NAME}:{port}").encode("latin-1"))
+    assert b"X-Name: \xe9\r\n" in heads[0]
+    assert got.startswith(head.removesuffix(b"\r\n"))
+    assert at.border.crossings[0].headers[0] == ("Content-Disposition", name)
+
+
+async def test_tunnels_in_which_nothing_is_asked_count() -> None:
+    async with upstream(lambda got: answer()) as server, box(server, limits=BorderLimits(requests=3)) as at:
+        for _ in range(3):
+            (await at.tunnel())[1].close()
+        with pytest.raises(OSError, match="limit of one rollout"):
+            await at.tunnel()

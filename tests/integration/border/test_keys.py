@@ -111,6 +111,28 @@ async def test_an_answer_with_a_key_in_its_status_line_is_overwritten() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "echo",
+    [
+        f"HTTP/1.1 200 OK\r\nX Echo: {VALUE}\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\n{VALUE}\r\n\r\n",
+        f"{VALUE}\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\nContent-Encoding: {VALUE}\r\nContent-Length: 0\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\nContent-Length: {VALUE}\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\nTransfer-Encoding: {VALUE}\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{VALUE}\r\n",
+    ],
+)
+async def test_what_is_wrong_with_an_answer_is_said_without_the_line_that_has_the_key(echo: str) -> None:
+    async with upstream(lambda got: echo.encode()) as server, box(server, keys=(HEADER,)) as at:
+        got = await at.inside(
+            f"GET / HTTP/1.1\r\nHost: {NAME}:{server.tls_port}\r\nConnection: close\r\n\r\n".encode()
+        )
+    assert VALUE.encode() not in got
+    assert VALUE not in repr(at.border.crossings)
+    assert at.border.crossings[0].refusal
+
+
 @given(st.binary(max_size=300), st.binary(max_size=300), st.lists(st.integers(1, 60), max_size=30))
 def test_wherever_an_answer_is_cut_the_key_is_found_and_nothing_else_changes(
     before: bytes, after: bytes, cuts: list[int]

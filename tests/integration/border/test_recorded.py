@@ -175,6 +175,8 @@ async def test_the_second_download_of_a_file_costs_no_egress(tmp_path: Path) -> 
         ("/thing.whl", (), answer(b"x", "200 OK", "Vary: User-Agent")),
         ("/thing.whl", (), answer(b"x", "200 OK", "Cache-Control: no-store")),
         ("/thing.whl", (), answer(b"x", "200 OK", "Content-Encoding: gzip")),
+        ("/thing.whl", (), answer(b"x", "200 OK", "Vary: User-Agent", "Vary: Accept-Encoding")),
+        ("/thing.whl", (), answer(b"x", "200 OK", "Cache-Control: no-store", "Cache-Control: max-age=9")),
         ("/thing.whl", (), answer(b"x", "404 Not Found")),
     ],
 )
@@ -219,3 +221,34 @@ async def test_a_file_is_given_only_to_who_may_ask_for_it(tmp_path: Path) -> Non
         async with box(server, entry, bodies=bodies, cache=cache) as at:
             async with asyncio.timeout(WAIT_S):
                 assert (await at.get("/thing.whl")).status == 403
+
+
+async def test_a_record_that_is_full_gives_no_file_the_name_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.border.journal._TEXT_BYTES", 0)
+    bodies = Bodies(tmp_path / "egress", 1 << 30)
+    cache = Cache(bodies)
+    wheel = f"/{'w' * 195}.whl"  # as long as an address on record that was cut off
+    async with upstream(lambda got: answer(got.target.encode(), "200 OK", "X-One: a")) as server:
+        async with box(server, bodies=bodies, cache=cache) as at:
+            await at.plain(f"{wheel}.metadata")
+        assert len(at.border.crossings[0].target) == len(wheel)
+        async with box(server, bodies=bodies, cache=cache) as at:
+            assert (await at.plain(wheel)).body == wheel.encode()
+            again = await at.plain(wheel)
+    assert (again.body, again.header("x-one"), cache.served) == (wheel.encode(), "a", 1)
+
+
+@pytest.mark.parametrize("last", ["Cache-Control: no-store", "Content-Encoding: gzip"])
+async def test_an_answer_whose_headers_are_not_all_on_record_is_no_file_for_others(
+    last: str, tmp_path: Path
+) -> None:
+    bodies = Bodies(tmp_path / "egress", 1 << 30)
+    cache = Cache(bodies)
+    long = [f"X-{number}: {'x' * 1000}" for number in range(9)]
+    async with upstream(lambda got: answer(WHEEL, "200 OK", *long, last)) as server:
+        for _ in range(2):
+            async with box(server, bodies=bodies, cache=cache) as at:
+                assert (await at.get("/thing.whl")).body == WHEEL
+    assert (len(server.got), cache.served) == (2, 0)

@@ -168,12 +168,24 @@ def test_so_is_what_the_whole_file_says(text: str, what: str) -> None:
         ({"a": {"image": "x", "extra_hosts": ["a"]}}, "no NAME:ADDRESS"),
         ({"a": {"image": "x", "extra_hosts": {"a": "b"}}}, "no address"),
         ({"a": 5}, "no object"),
+        ({"a": {"image": "x", "networks": {"n": {"aliases": 5}}}}, "no list of names"),
+        *(
+            ({"a": {"image": "x", field: value}}, "out of bounds")
+            for field in ("cpus", "pids_limit", "mem_limit", "user", "command", "ports", "environment", "volumes")
+            for value in (10**5000, [10**5000], {"A": 10**5000})
+        ),
     ],
 )
 def test_what_is_wrong_is_said(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(BadRow, match=says) as wrong:
         services_of(fields, lambda name, one: {"image": one["image"]})
     assert not isinstance(wrong.value, NotTaken)
+
+
+@pytest.mark.parametrize("include", ["5", "[5]", "{path: [[a]]}", f"[0x{'f' * 5000}]"])
+def test_what_is_included_is_a_file(include: str) -> None:
+    with pytest.raises(BadRow, match="no path of a file"):
+        read(f"include: {include}\nservices: {{main: {{image: x}}}}")
 
 
 def test_aliases_larger_than_memory_are_refused() -> None:

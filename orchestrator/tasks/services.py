@@ -254,7 +254,10 @@ class _Reading:
             for one in value.values():
                 one = one if isinstance(one, Mapping) else {}
                 if fixed := sorted(key for key in one.keys() & _FIXED if one[key]):
-                    raise NotTaken(fixed[0], f"{self._where}: it wants an {fixed[0]}, and is found by its name")
+                    raise NotTaken(
+                        fixed[0],
+                        f"{self._where}: leave {fixed[0]} out of networks: services are found by their names",
+                    )
                 own = one.get("aliases") or []
                 aliases += own if isinstance(own, list) else [own]
         if not isinstance(value, list | Mapping) or not all(isinstance(name, str) for name in (*value, *aliases)):

@@ -64,7 +64,7 @@ class Costs:
         """An attempt is on record. Raises CostReached."""
         if self.cost_limit is not None and self.prices is not None:
             plan, cost = attempt.plan, self.prices.cost_of(attempt)
-            graded, apart = attempt.ungraded is None, self.prices.request * attempt.record.asked["paid"]
+            graded, apart = attempt.ungraded is None, self.prices.request * attempt.record.crossing_counts["paid"]
             self.cost_limit.ended(plan.rollout_id, _place(plan), cost, graded=graded, held=self._held, apart=apart)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from orchestrator.run.lenient import count, number, objects, text
-from orchestrator.types import asked
+from orchestrator.types import count_crossings
 
 MAX_REQUESTS = 200  # shown of one rollout; the record has all of them
 MAX_SERVICES = 16
@@ -13,10 +13,10 @@ _MOST_LOG_CHARS = 4000
 
 def outside_counts(line: dict[str, Any]) -> dict[str, int]:
     """Of a line: its requests and what became of them, and its services. What there was none of is left out.
-    Requests as `types.asked` counts them; `ended`: services that ended by themselves."""
+    Requests as `count_crossings` counts them; `ended`: services that ended by themselves."""
     crossings, services = objects(line.get("crossings")), objects(line.get("services"))
     counts = {
-        **asked((one.get("refusal"), one.get("source")) for one in crossings),
+        **count_crossings((one.get("refusal"), one.get("source")) for one in crossings),
         **{way: sum(count(one.get(way)) for one in crossings) for way in ("sent", "received")},
         "services": len(services),
         "ended": sum(bool(one.get("ended")) for one in services),

@@ -57,7 +57,7 @@ from orchestrator.types import (
     ToolCall,
     Tools,
     Turn,
-    asked,
+    count_crossings,
 )
 
 ATTEMPT_SCHEMA = 2  # since a rollout's tools are written once; attempts of schema 1 are read too
@@ -578,7 +578,7 @@ def read_result(text: bytes) -> tuple[int, GroupResult]:
 @dataclass(frozen=True, slots=True)
 class Counted:
     """The counted facts of an attempt. `score` None: it was not scored, so it may be drawn again. `begun`: the
-    first turn of its own, from 1 on. `asked`: its requests to the outside, as `types.asked` counts them."""
+    first turn of its own, from 1 on. `crossing_counts`: as `count_crossings` counts."""
 
     rollout_id: str
     task_id: str
@@ -597,7 +597,7 @@ class Counted:
     refusals: tuple[str, ...] = ()
     continued: tuple[Continued, ...] = ()
     begun: int = 1
-    asked: Counter[str] = field(default_factory=Counter)
+    crossing_counts: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, result: Member | Attempt) -> Counted:
@@ -618,7 +618,7 @@ class Counted:
             refusals=record.requests.refusals,
             continued=record.continued,
             begun=record.branch.turn if record.branch else 1,
-            asked=record.asked,
+            crossing_counts=record.crossing_counts,
         )
 
 
@@ -647,7 +647,9 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
         sampled_tokens=sum(completion["completion_tokens"] for completion in own),
         refusals=line.get("refused_requests", ()),
         begun=line["branch"].turn if "branch" in line else 1,
-        asked=asked((one.get("refusal"), one.get("source")) for one in line.get("crossings", ())),
+        crossing_counts=count_crossings(
+            (one.get("refusal"), one.get("source")) for one in line.get("crossings", ())
+        ),
     )
 
 

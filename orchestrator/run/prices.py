@@ -82,7 +82,7 @@ class Prices:
         """The cost of all its completions and requests."""
         record = attempt.record
         return self.cost(
-            attempt.plan.rollout_id, record.prompt_tokens, record.sampled_tokens, record.asked["paid"]
+            attempt.plan.rollout_id, record.prompt_tokens, record.sampled_tokens, record.crossing_counts["paid"]
         )
 
 

@@ -52,7 +52,7 @@ class Tally(Listener):
     unscorable_first: str = ""
     refused: int = 0  # rollouts of programs with requests that were refused after a completion
     refused_first: str = ""
-    asked: Counter[str] = field(default_factory=Counter)  # of the outside, as `types.asked` counts
+    crossing_counts: Counter[str] = field(default_factory=Counter)  # as `count_crossings` counts
     continued: int = 0  # how often a sandbox was lost and its rollout went on
     kept_tokens: int = 0  # that were not sampled again for it
     not_continued: Counter[str] = field(default_factory=Counter)  # by the cause
@@ -107,7 +107,7 @@ class Tally(Listener):
     def _count_use(self, line: Counted) -> None:
         """Counts what an attempt took. It took that whether or not it was graded."""
         self.tokens += line.sampled_tokens
-        self.asked += line.asked
+        self.crossing_counts += line.crossing_counts
         for one in line.continued:
             self.continued += one.turn > 0
             self.kept_tokens += one.tokens
@@ -118,7 +118,7 @@ class Tally(Listener):
             self.refused_first = self.refused_first or one_line(line.refusals[0])
         if self.prices is not None:
             self.cost += self.prices.cost(
-                line.rollout_id, line.prompt_tokens, line.sampled_tokens, line.asked["paid"]
+                line.rollout_id, line.prompt_tokens, line.sampled_tokens, line.crossing_counts["paid"]
             )
         self.rollout_s += line.duration_s
         if line.cpu_s is not None:

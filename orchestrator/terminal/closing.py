@@ -69,9 +69,10 @@ def continued_text(tally: Tally) -> str:
 
 def requests_text(tally: Tally) -> str:
     """How many requests sandboxes made of the outside, and what became of them."""
-    parts = [(tally.asked["refused"], "refused"), (tally.asked["cached"], "from the cache")]
+    counts = tally.crossing_counts
+    parts = [(counts["refused"], "refused"), (counts["cached"], "from the cache")]
     of_them = ", ".join(f"{number:,} {what}" for number, what in parts if number)
-    return f"{tally.asked['requests']:,}" + (f" ({of_them})" if of_them else "")
+    return f"{counts['requests']:,}" + (f" ({of_them})" if of_them else "")
 
 
 def share(part: int, total: int) -> str:
@@ -119,7 +120,7 @@ def closing_table(
     if set(tally.first_turns) - {1}:
         table.append(("begun at", begun_text(tally.first_turns)))
     table += reason_rows(tally)
-    if tally.asked:
+    if tally.crossing_counts:
         table.append(("requests", requests_text(tally)))
     if tally.untrained_tokens:
         table.append(("untrained", untrained_text(tally)))

@@ -68,7 +68,7 @@ from orchestrator.types.record import (
     Step,
     ToolCall,
     Word,
-    asked,
+    count_crossings,
 )
 from orchestrator.types.services import (
     MAX_SERVICES,
@@ -166,9 +166,9 @@ __all__ = [
     "Wishes",
     "Word",
     "World",
-    "asked",
     "beginnings",
     "conversations",
+    "count_crossings",
     "gathered",
     "going_on",
     "health_command",

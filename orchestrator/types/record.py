@@ -65,7 +65,7 @@ class Crossing:
         return f"{self.scheme}://{host}:{self.port}{self.target}"
 
 
-def asked(requests: Iterable[tuple[object, object]]) -> Counter[str]:
+def count_crossings(requests: Iterable[tuple[object, object]]) -> Counter[str]:
     """Of requests to the outside, each as (refusal, source): how many `requests` there are, and of them how many
     were `refused`, `cached` (the cache answered) and `paid` (the network did)."""
     counts = Counter[str]()
@@ -244,9 +244,9 @@ class Record:
         return sum(turn.completion.completion_tokens for turn in self.own_turns)
 
     @property
-    def asked(self) -> Counter[str]:
-        """Its requests to the outside, as `asked` counts them."""
-        return asked((one.refusal, one.source) for one in self.crossings)
+    def crossing_counts(self) -> Counter[str]:
+        """As `count_crossings` counts them."""
+        return count_crossings((one.refusal, one.source) for one in self.crossings)
 
     @property
     def policy_versions(self) -> tuple[str, ...]:

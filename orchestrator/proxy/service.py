@@ -171,6 +171,8 @@ class SandboxService(grpc.GenericRpcHandler):
 
     async def Relay(self, requests: AsyncIterator[bytes], context: Context) -> None:
         lease = await self._lease(context, 0, ended=True)  # streams go on while a step is graded
+        # gRPC would send them with the first message. If that is cancelled, it can no longer end the call.
+        await context.send_initial_metadata(())
         async with _Refusing(context):
             try:
                 await lease.relay.serve(requests, context.write)

@@ -10,11 +10,19 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+import grpc.aio
 import pytest
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.relay import MAX_STREAMS
+from orchestrator.proxy.server import SandboxServer
+from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.outcome import Refused
-from orchestrator.types import Listener
+from orchestrator.types import Listener, World
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.plans import a_plan
 from tests.fakes.relayed import relayed
 
 DEADLINE_S = 60.0
@@ -191,3 +199,35 @@ async def test_streams_end_with_the_lease(tmp_path: Path, how: str) -> None:
             with suppress(ConnectionError):
                 while await reader.read(1 << 20):
                     pass
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_call_ends_though_its_first_message_is_under_way(tmp_path: Path, turns: int) -> None:
+    """gRPC sends its initial metadata once. A first message that is cancelled takes them along: then the end of
+    the call could not be sent, and the sandbox waited for good."""
+    leases: list[Lease] = []
+    ending: list[asyncio.Task[None]] = []
+
+    class Ending:
+        listener = Listener()
+
+        async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(PIECE)
+            for _ in range(turns):  # of the event loop, until the message is under way
+                await asyncio.sleep(0)
+            ending.append(asyncio.create_task(leases[0].relay.aclose()))
+
+    leases.append(Lease(a_plan(), ScriptedCompleter(["1"]), None, {}, world=World((Ending(),))))
+    async with asyncio.timeout(DEADLINE_S), SandboxServer(tmp_path) as server:
+        server.assign(leases[0])
+        async with grpc.aio.insecure_channel(f"unix:{server.directory}/s") as channel:
+            stub = pb_grpc.SandboxServiceStub(channel)
+            async for _ in stub.Park(pb.ParkRequest(contract=CONTRACT)):
+                pass
+            call = stub.Relay()
+            frames = [pb.Frame(stream=1, open=0), pb.Frame(stream=1, credit=1 << 20)]
+            await call.write(pb.RelayRequest(frames=frames))
+            async for _ in call:
+                pass
+            assert await call.code() is grpc.StatusCode.OK
+        await leases[0].aclose()

@@ -86,6 +86,12 @@ def shows(page) -> None:
     until(page, "document.body.dataset.shown === location.hash")
 
 
+def unfold(part) -> None:
+    """Opens a part. The browser tells the page of it later, and only then is the part built."""
+    part.locator("> summary").click()
+    part.locator("> :nth-child(2)").wait_for()
+
+
 def until(page, true: str) -> None:
     """Waits for an expression. `wait_for_function` has the page evaluate it later, which its policy forbids."""
     deadline = time.monotonic() + 60
@@ -170,14 +176,14 @@ def test_a_rollout_shows_what_it_changed(page, report: str):
     open_at(page, report, "#rollout-g000001-r01-a0")
     changes = page.locator(".changes")
     assert "12 files" in changes.locator("> summary").text_content()
-    changes.locator("> summary").click()
+    unfold(changes)
     assert changes.locator(".badge").all_text_contents() == ["added", "changed", "removed"]
     assert changes.locator("code").all_text_contents() == ["/workspace/new.txt", "/etc/hosts", "/usr/bin/cc"]
     assert changes.locator("p.none").all_text_contents() == [
         "9 more changes not listed",
         "Left out: pipes 2, links that lead out 1",
     ]
-    changes.locator("details summary").nth(1).click()
+    unfold(changes.locator("details").nth(1))
     assert changes.locator(".diff .less").text_content() == "-::1 localhost\n"
     assert changes.locator(".diff .more").text_content() == "+::1 me\n"
 
@@ -189,7 +195,7 @@ def test_a_rollout_shows_how_it_was_graded(page, report: str):
     grade = page.locator(".grade")
     assert "reward 0.5" in grade.locator("> summary").text_content()
     assert "1 of 2 tests passed" in grade.locator("> summary").text_content()
-    grade.locator("> summary").click()
+    unfold(grade)
     assert grade.locator(".badge").all_text_contents() == ["passed", "failed"]
     assert grade.locator(".warning").all_text_contents() == ["2 processes were left running"]
     assert "reward.json; 1.50 s, CPU 0.40 s" in grade.locator("p.none").text_content()
@@ -199,14 +205,14 @@ def test_the_system_prompt_is_built_when_it_is_opened(page, report: str):
     open_at(page, report, "#rollout-g000001-r00-a0")
     prompt = page.locator(".turn").first.locator("details").first
     assert prompt.locator("pre").count() == 0
-    prompt.locator("summary").click()
+    unfold(prompt)
     assert "expert assistant" in prompt.locator("pre").text_content()
 
 
 def test_tokens_are_coloured_by_mask_and_probability(page, report: str):
     open_at(page, report, "#rollout-g000001-r00-a0")
     assert page.locator(".ids").count() == 0
-    page.click(".tokens > summary")
+    unfold(page.locator(".tokens"))
     trained = page.locator(".ids .t")
     until(page, "document.querySelectorAll('.ids .t').length > 20")
     assert page.locator(".ids .m").count() > 100
@@ -223,7 +229,7 @@ def test_tokens_are_coloured_by_mask_and_probability(page, report: str):
 
 def test_retokenized_tokens_have_no_probability(page, report: str):
     open_at(page, report, "#rollout-g000002-r00-a0")
-    page.click(".tokens > summary")
+    unfold(page.locator(".tokens"))
     page.wait_for_selector(".ids .p-unknown")
     assert page.locator(".ids .t:not(.p-unknown)").count() == 0
     assert "retokenized" in page.locator("#view .facts").first.text_content()
@@ -430,14 +436,14 @@ def test_code_prompts_ids_and_the_command_of_a_replay_are_copied(page, report: s
         assert page.evaluate("navigator.clipboard.readText()").startswith("orchestrator branch /")
     page.locator(".turn").nth(1).locator(".part-code .copy").click()
     until(page, "navigator.clipboard.readText().then((text) => text.startsWith('total = '))")
-    page.click(".tokens > summary")
+    unfold(page.locator(".tokens"))
     page.get_by_role("button", name="copy the ids").click()
     until(page, "navigator.clipboard.readText().then((text) => JSON.parse(text).length > 100, () => false)")
 
 
 def test_tokens_are_read_by_keyboard(page, report: str):
     open_at(page, report, "#rollout-g000001-r00-a0")
-    page.click(".tokens > summary")
+    unfold(page.locator(".tokens"))
     until(page, "document.querySelectorAll('.ids .t').length > 20")
     page.locator(".ids").focus()
     page.keyboard.press("ArrowRight")
@@ -588,7 +594,7 @@ def test_a_rollout_shows_its_requests_and_services(page, tmp_path: Path):
     assert "requests205" in figures
     assert "refused1" in figures
     requests = odd.locator(".requests")
-    requests.locator("> summary").click()
+    unfold(requests)
     assert requests.locator("tbody tr").count() == 200
     first, refused = (requests.locator("tbody tr").nth(place) for place in range(2))
     assert first.locator("td").all_text_contents() == [
@@ -598,11 +604,11 @@ def test_a_rollout_shows_its_requests_and_services(page, tmp_path: Path):
     assert refused.locator("td").nth(2).text_content() == "refused: <img src=x onerror=alert(1)>"
     assert requests.locator("p.none").text_content() == "5 more requests in the record"
     beside_it = odd.locator(".services")
-    beside_it.locator("> summary").click()
+    unfold(beside_it)
     rows = beside_it.locator("tbody tr")
     assert rows.nth(0).locator("td").all_text_contents() == ["db", "postgres:16", "2.00 s", "with the rollout"]
     assert rows.nth(1).locator("td").all_text_contents() == ["q", "postgres:16", "never", "code 1"]
-    beside_it.locator("details summary").click()
+    unfold(beside_it.locator("details"))
     assert beside_it.locator("pre").text_content() == "<b>ready</b>"
     for width in (390, 1280):
         odd.set_viewport_size({"width": width, "height": 900})

@@ -21,8 +21,9 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import time
 from typing import Any
 
 from orchestrator.agents.equip import equip
@@ -44,7 +45,7 @@ from orchestrator.host.slots import Line
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.rules.egress import EGRESS_FOLDER
 from orchestrator.tools.base import ToolFacts
-from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
+from orchestrator.types import Attempt, Entry, Failed, RolloutPlan, SandboxSpec, Turn
 
 
 async def open_nodes(setup: HostSetup, stack: AsyncExitStack) -> Nodes:
@@ -87,6 +88,7 @@ class Nodes:
         self._kept_bodies: dict[Path, Bodies] = {}  # by the run directory
         self._one_opens = asyncio.Lock()
         self._orders = itertools.count()
+        self._served: dict[int, _Served] = {}  # of the orders that are being carried out
         self._rooms: Rooms[Node] = Rooms()
         self._counted: dict[Node, tuple[int, str | None]] = {}  # its share of `capacity`, and why it is away
         self._line: Line[SandboxSpec, Node] = Line(self._place, self._release)
@@ -139,8 +141,8 @@ class Nodes:
         return {node.name: node.now for node in self._members.nodes.values()}
 
     def under_way(self) -> Sequence[UnderWay]:
-        """None: what a node's rollouts were served stays there until they end."""
-        return ()
+        now = time()
+        return [UnderWay(one.plan, one.turns, now - one.began, None) for one in self._served.values() if one.began]
 
     async def why_unfit(self, spec: SandboxSpec) -> str | None:
         """What the last node says, if all that work say something."""
@@ -246,7 +248,11 @@ class Nodes:
             await self._members.need_image(node, plan.sandbox.image)
         limits = None if rule is None else (rule.max_files, rule.max_bytes)
         order = Order(for_node(plan), parcels, limits, provision.tools, self.demand(), next(self._orders))
-        delivery = await node.carry_out(order, attachments, provision.served)
+        served = self._served[order.number] = _Served(plan, provision.served)
+        try:
+            delivery = await node.carry_out(order, attachments, served.note)
+        finally:
+            del self._served[order.number]
         if delivery.away:
             node.pause(f"{delivery.away} is away")
         if delivery.broken is not None:
@@ -271,6 +277,26 @@ class Nodes:
                     made = await asyncio.to_thread(Bodies, run / EGRESS_FOLDER, self._env.egress_kept)
                 self._kept_bodies[run] = made
         return self._kept_bodies[run]
+
+
+@dataclass(slots=True)
+class _Served:
+    """How far a rollout on a node is, by what it was served. `began`: Unix time of its record's begin; 0: it was
+    served nothing yet."""
+
+    plan: RolloutPlan
+    tell: Callable[[float, Entry], None]
+    turns: int = 0
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.plan.prefix is not None:
+            self.turns = len(self.plan.prefix.turns)
+
+    def note(self, started_at: float, one: Entry) -> None:
+        self.began = started_at
+        self.turns += isinstance(one, Turn)
+        self.tell(started_at, one)
 
 
 class RoomOnNode:

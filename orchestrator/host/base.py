@@ -14,7 +14,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.tools.base import HostTool, ToolFacts
-from orchestrator.types import Attempt, Entry, Failed, RolloutPlan, SandboxSpec
+from orchestrator.types import Attempt, Entry, Failed, FailedName, RolloutPlan, SandboxSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,18 @@ class HostNow:
     away: Mapping[str, bool] = field(default_factory=dict)
 
 
+STILL_UNDER_WAY = Failed(FailedName.CANCELLED, "")  # the outcome, so far, of what has not ended
+
+
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A rollout that has a sandbox now. `attempt`: makes what is known of it so far; its outcome says nothing."""
+    """A rollout that has a sandbox now. `turns`: its completions so far. `attempt`: makes what is known of it so
+    far; its outcome says nothing. None: only the run directory has what it was served."""
 
     plan: RolloutPlan
     turns: int
     elapsed_s: float
-    attempt: Callable[[], Attempt]
+    attempt: Callable[[], Attempt] | None
 
 
 SlotNeedless = Callable[[], AbstractContextManager[None]]
@@ -113,7 +117,7 @@ class Hosts(Protocol):
         """How each host stands, by its name. Of a node of a cluster: when it last gave a sign of life."""
 
     def under_way(self) -> Sequence[UnderWay]:
-        """The rollouts that have a sandbox on this machine."""
+        """The rollouts that have a sandbox; those on nodes of a cluster, once they were served something."""
 
     async def why_unfit(self, spec: SandboxSpec) -> str | None:
         """Why the image or the user makes such a sandbox impossible, wherever it would be made. None: they do not,

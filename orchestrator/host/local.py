@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.completion.replay import ReplayCompleter, Replayed
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable, RolloutError
-from orchestrator.host.base import Host, HostNow, Provision, SlotNeedless, UnderWay
+from orchestrator.host.base import STILL_UNDER_WAY, Host, HostNow, Provision, SlotNeedless, UnderWay
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
@@ -179,7 +179,7 @@ def _so_far(lease: Lease) -> Attempt:
         duration_s=elapsed_s,
         waiting_s=lease.clock.waiting_s,
     )
-    return Attempt(lease.plan, record, Failed(FailedName.CANCELLED, ""))
+    return Attempt(lease.plan, record, STILL_UNDER_WAY)
 
 
 class _Slot:

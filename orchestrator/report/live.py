@@ -20,6 +20,8 @@ from orchestrator.report.summary import MOST_ATTEMPTS, NO_PRICES
 from orchestrator.run.files import groups_file_of, groups_in, is_going_on, read_description, record_of
 from orchestrator.run.lenient import read_at
 from orchestrator.run.prices import PriceList
+from orchestrator.run.under_way import served_so_far
+from orchestrator.types import Record
 
 STEP_S = 0.5  # at most, for one request, of reading what is new
 MOST_GROUPS = 2000  # of one answer
@@ -138,6 +140,10 @@ class LiveReport:
         tokens = table.member(group, written[1]) if written is not None else None
         shown = None if tokens is None else {**tokens, "entries": table.entries}
         return {**rollout_details(read_at(record, place)), "tokens": shown}
+
+    def served(self, rollout_id: str) -> Record | None:
+        """What a rollout under way on another machine was served so far. None: nothing that is known here."""
+        return served_so_far(self._directory, rollout_id)
 
     def _rows(self, numbers: Sequence[int]) -> dict[str, Any]:
         rows = {

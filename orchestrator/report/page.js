@@ -135,7 +135,15 @@ async function refresh(changed) {
     const before = home.querySelector(`.${name}`);
     if (before && !before.contains(focused)) before.replaceWith(nowPanel(name));
   }
-  if (current !== null && !live.away && (current.rollout ? current.rollout.running : changed)) await route(true);
+  if (current === null || live.away) return;
+  const { group, rollout } = current;
+  if (rollout ? rollout.running || (changed && !group.written && !group.dropped && await isWritten(rollout)) : changed) await route(true);
+}
+
+// A rollout that has ended has tokens to show once its group is written.
+async function isWritten(rollout) {
+  await askGroup({ rollout: rollout.id }).catch(() => null);
+  return Boolean(groupOf.get(rollout.group)?.written);
 }
 
 // After whatever changes what is shown.

@@ -201,6 +201,13 @@ def files_in(directory: Path) -> Mapping[str, Path]:
     return {path.stem: path for path in sorted((directory / FOLDER).glob(f"*{SUFFIX}"))}
 
 
+def served_so_far(directory: Path, rollout_id: str) -> Record | None:
+    """What this rollout was served by now. Blocks. None: nothing that is on disk, or can be read."""
+    with suppress(OSError, ValueError):
+        return _record(directory / FOLDER / f"{rollout_id}{SUFFIX}")
+    return None
+
+
 def under_way_in(directory: Path) -> Iterator[tuple[str, Record]]:
     """The rollouts that a killed run left under way, each with its id. What cannot be read is left out."""
     for rollout_id, path in files_in(directory).items():

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from orchestrator.host.base import Hosts, UnderWay
+from orchestrator.host.base import STILL_UNDER_WAY, Hosts, UnderWay
 from orchestrator.report.live import MOST_GROUPS, LiveReport
 from orchestrator.report.page import as_block
 from orchestrator.rules.observer import Observer
@@ -150,18 +150,14 @@ class _Page:
         """One group, by its number or one of its rollouts."""
         report, rollout = await self._open(), request.query.get("rollout", "")
         number = None if rollout else _number(request, "number")
-        attempt = self._so_far(rollout)
-        return await _json(
-            lambda: report.group(
-                request.query, number, rollout, None if attempt is None else attempt_line(attempt)
-            )
-        )
+        line = self._so_far(rollout, report)
+        return await _json(lambda: report.group(request.query, number, rollout, line()))
 
     async def rollout(self, request: web.Request) -> web.Response:
         """One rollout step by step, as far as it is; null where it is not known."""
         report, name = await self._open(), request.query.get("id", "")
-        attempt = self._so_far(name)
-        return await _json(lambda: report.details(name, None if attempt is None else attempt_line(attempt)))
+        line = self._so_far(name, report)
+        return await _json(lambda: report.details(name, line()))
 
     async def _open(self) -> LiveReport:
         if self._report is None:
@@ -176,9 +172,21 @@ class _Page:
         there = self._hosts()
         return [] if there is None else sorted(there.under_way(), key=lambda one: one.plan.rollout_id)
 
-    def _so_far(self, rollout_id: str) -> Attempt | None:
-        """What is known of a rollout under way. It is made here, on the event loop, where nothing changes it."""
-        return next((one.attempt() for one in self._under_way() if one.plan.rollout_id == rollout_id), None)
+    def _so_far(self, rollout_id: str, report: LiveReport) -> Callable[[], dict[str, Any] | None]:
+        """Makes the line of a rollout under way, as far as it is known; it may be called in a thread. What this
+        process itself holds of the rollout is taken now, on the event loop, where nothing changes it."""
+        one = next((one for one in self._under_way() if one.plan.rollout_id == rollout_id), None)
+        if one is None:
+            return lambda: None
+        attempt = None if one.attempt is None else one.attempt()
+
+        def line() -> dict[str, Any] | None:
+            if attempt is not None:
+                return attempt_line(attempt)
+            record = report.served(rollout_id)
+            return None if record is None else attempt_line(Attempt(one.plan, record, STILL_UNDER_WAY))
+
+        return line
 
 
 def _number(request: web.Request, name: str, most: int = 1 << 53) -> int:

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from orchestrator.run.directory import RunDirectory
-from orchestrator.run.under_way import FOLDER, UnderWay, under_way_in
+from orchestrator.run.under_way import FOLDER, UnderWay, served_so_far, under_way_in
 from orchestrator.types import (
     Attempt,
     Ended,
@@ -72,6 +72,18 @@ async def test_what_was_served_is_read_back_as_it_was(tmp_path: Path) -> None:
     (one,) = under_way_in(tmp_path)
     assert one[0] == a_plan().rollout_id
     assert one[1].sampled_tokens == sum(turn.completion.completion_tokens for turn in (first, second, third))
+
+
+async def test_what_a_rollout_was_served_so_far_is_read_while_it_is_written(tmp_path: Path) -> None:
+    (first,) = turns(1)
+    plan = a_plan()
+    assert served_so_far(tmp_path, plan.rollout_id) is None
+    path = await written(tmp_path / FOLDER, [first, CALL])
+    with path.open("ab") as file:
+        file.write(b'{"turn": {"text": "half of')
+    assert served_so_far(tmp_path, plan.rollout_id) == Record(1000.0, (first,), (CALL,))
+    path.write_bytes(b"no record\n")
+    assert served_so_far(tmp_path, plan.rollout_id) is None
 
 
 async def test_completions_that_overtook_each_other_come_in_the_order_in_which_they_were_asked_for(

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 import docker
 import pytest
@@ -42,6 +44,7 @@ from tests.fakes.runs import (
 from tests.fakes.trainers import Trainer, free_port, run_api, sampled, trained
 from tests.fakes.upstream import answer, upstream
 from tests.integration.services.test_life import ECHO
+from tests.integration.test_live_page import fetched, page_url
 
 pytestmark = [
     pytest.mark.full,
@@ -108,6 +111,39 @@ async def test_the_groups_are_those_of_one_machine_and_say_which_node(
     assert nodes_of(here) == {None: 2 * TASKS}
     (group,) = {facts["node"] for g in lines(here / "run" / "groups.jsonl") for facts in g["overrides"]}
     assert group is None
+
+
+async def test_the_live_page_shows_the_turns_of_nodes_as_they_come(cluster: tuple[Path, RayCluster]) -> None:
+    home, ray = cluster
+    write_tasks(home / "tasks.jsonl", 1)
+    turns = [Reply(f"Thought: {n}.\n<code>\nprint('turn {n}')\n</code>", delay_s=3.0) for n in range(4)]
+    turns.append(Reply("<code>\nfinal_answer(1)\n</code>", delay_s=3.0))
+    async with ScriptedServer("vllm", by_task({"of q0!": [turns]})) as server:
+        await ray.join("a")
+        async with running(*on(ray, home, server.base_url, view_port=0, group_size=2), directory=home) as started:
+            origin, _, token = (await page_url(started)).partition("?token=")
+
+            async def asked(path: str, **query: str) -> Any:
+                url = f"{origin}{path}?{urlencode({'token': token, **query})}"
+                return json.loads((await asyncio.to_thread(fetched, url))[1])
+
+            async def of_two_turns() -> str:
+                while True:
+                    for one in (await asked("update"))["running"]:
+                        if one["turns"] >= 2:
+                            return str(one["id"])
+                    await asyncio.sleep(0.2)
+
+            name = await asyncio.wait_for(of_two_turns(), 120)
+            told = await asked("rollout", id=name)
+            assert whole_lines(home / "run" / "rollouts.jsonl") == 0, "it has not ended"
+            texts = [one["text"].split("\n")[0] for one in told["completions"]]
+            assert texts[:2] == ["Thought: 0.", "Thought: 1."]
+            (row,) = (await asked("group", rollout=name))["rollouts"]
+            assert (row["id"], row["outcome"]) == (name, "under way")
+            ended = await started.ended()
+    assert ended.code in (0, 1), ended.stderr
+    assert outcomes(home / "run") == {"finished": 2}
 
 
 async def test_workspaces_and_graders_go_to_nodes_that_have_never_seen_them(

@@ -165,10 +165,11 @@ async def test_a_node_that_dies_costs_no_retry_and_its_rollouts_are_drawn_elsewh
 async def test_a_node_that_is_lost_costs_no_turn_that_it_told_of(how: str) -> None:
     told: list[Turn] = [a_turn("said 1", 1), replace(a_turn("said 2", 2), started_s=2.0, ended_s=3.0)]
     cluster = FakeCluster("a", "b")
-    async with rollouts_on(cluster, max_concurrent_sandboxes=1) as (_, executor, recorded):
+    async with rollouts_on(cluster, max_concurrent_sandboxes=1) as (nodes, executor, recorded):
         executor.max_retries = 1
         cluster.hold()
         (run,) = begun(executor, 1)
+        assert list(nodes.under_way()) == []
         await until(lambda: any(node.orders for node in cluster.started))
         lost = next(node for node in cluster.started if node.orders)
         other = next(node for node in cluster.started if node is not lost)
@@ -177,6 +178,10 @@ async def test_a_node_that_is_lost_costs_no_turn_that_it_told_of(how: str) -> No
         # Of an order that is over, and behind one that is missing: neither is on record.
         lost.told += [News(number + 9, 0, 1.0, told[0]), *news, News(number, 7, 1000.0, a_turn("said 9", 9))]
         await until(lambda: not lost.told)
+        await until(lambda: [one.turns for one in nodes.under_way()] == [2])
+        (one,) = nodes.under_way()
+        assert (one.plan.rollout_id, one.attempt) == ("g000000-r00-a0", None)
+        assert one.elapsed_s > 0
         match how:
             case "it leaves":
                 del cluster.there[lost.name]
@@ -196,6 +201,7 @@ async def test_a_node_that_is_lost_costs_no_turn_that_it_told_of(how: str) -> No
         lost.silent.clear()
         cluster.release()
         await run
+        assert list(nodes.under_way()) == []
     assert len(recorded) == 1
 
 

@@ -169,16 +169,22 @@ class TaskChecker:
         assert self._solution is not None
         printed = f"{graded.stdout}\n{graded.stderr}"
         why = [self._no_start or self._solving, self._last, _one_line(graded.stdout or graded.stderr)]
-        failure = f"its own solution gets {_shown(found.solution)}, and must get 1"
+        live, tries = None, list(found.solution)
+        if 1 not in tries:
+            live = await self._live(self._solution)
+        while live == 1 and 1 not in tries and len(tries) < TRIES:  # or its tests do not say the same each time
+            tries.append(self._reward(await self._played(self._solve(self._solution), self._task)))
+        found = replace(found, solution=tuple(tries), live=live)
+        failure = f"its own solution gets {_shown(tries)}, and must get 1"
+        failure += " each time" if 1 in tries else ""
         failure += "".join(f"; {one}" for one in why if one)
         if lack := _NETWORK.search(f"{self._solving}\n{printed}"):
             failure = f"it needs a network, to be solved or graded ({lack[0]}): {failure}"
             failure += "" if self._dry_run else "; --env.grader_network lets its tests fetch once what they need"
         failure += _of_dry_run(self._dry_run)
-        live = await self._live(self._solution)
-        if live == 1:
+        if live == 1 and 1 not in tries:
             failure = "it needs a service left running: its own solution gets 1 only where that still runs"
-        return replace(found, live=live, failures=(failure,))
+        return replace(found, failures=(failure,))
 
     async def _live(self, solution: str) -> float | None:
         """The reward where the tests are run beside all that the solution left running, in its own sandbox."""

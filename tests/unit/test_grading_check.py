@@ -1,0 +1,51 @@
+"""What a check says of a task whose own solution does not get 1 each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.grading.check import TaskChecker
+from orchestrator.scorers.grader import GraderScorer
+from orchestrator.types import Grade, Grader, Task, TaskCheck
+from tests.fakes.plans import a_writable_sandbox
+
+SERVICE = "it needs a service left running: its own solution gets 1 only where that still runs"
+CHANCE = "its own solution gets {}, and must get 1 each time"
+
+
+async def check(monkeypatch: pytest.MonkeyPatch, fresh: list[float], live: float) -> TaskCheck:
+    """`fresh`: what the solution gets at each try; `live`: beside what it left running."""
+    left = iter(fresh)
+
+    async def played(*given: Any, **more: Any) -> Grade:
+        return Grade({"reward": next(left)}, source="reward.txt")
+
+    async def beside(checker: TaskChecker, solution: str) -> float:
+        return live
+
+    monkeypatch.setattr(TaskChecker, "_played", played)
+    monkeypatch.setattr(TaskChecker, "_live", beside)
+    task = Task("t", "q", grader=Grader("harbor", tests="/tests"))
+    score, launcher = GraderScorer("reward").reward, None
+    spec = a_writable_sandbox("image")
+    checker = TaskChecker(task, "", spec, launcher, score, solution="/s", library=None, solve_s=1)  # type: ignore[arg-type]
+    return await checker.check()
+
+
+@pytest.mark.parametrize(
+    ("fresh", "live", "tries", "failure"),
+    [
+        ([0, 0, 0], 1, (0, 0, 0), SERVICE),
+        ([0, 1], 1, (0, 1), CHANCE.format("0, 1")),
+        ([0, 0, 1], 1, (0, 0, 1), CHANCE.format("0, 1")),
+        ([1, 1, 0], 1, (1, 1, 0), CHANCE.format("1, 0")),
+        ([0], 0, (0,), "its own solution gets 0, and must get 1"),
+    ],
+)
+async def test_chance_is_told_from_a_service(
+    monkeypatch: pytest.MonkeyPatch, fresh: list[float], live: float, tries: tuple[float, ...], failure: str
+) -> None:
+    found = await check(monkeypatch, fresh, live)
+    assert (found.solution, found.failures) == (tries, (failure,))

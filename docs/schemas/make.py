@@ -1,7 +1,7 @@
 """Writes the JSON Schemas of a run's files beside itself: `python docs/schemas/make.py`.
 
-The lines of rollouts.jsonl are those the codec reads (`orchestrator/run/line.py`). Groups and run.json are written
-by plain dictionaries, so their shapes are stated here; tests hold real files against them.
+The lines of rollouts.jsonl are those of `orchestrator/run/schema.py`, which the codec reads. Groups and run.json
+are written by plain dictionaries, so their shapes are stated here; tests hold real files against them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from orchestrator.run.line import AttemptLine, BadTaskLine, DroppedLine, Ids, Real, ResultLine, Whole
+from orchestrator.run.schema import AttemptLine, BadTaskLine, DroppedLine, Ids, Real, ResultLine, Whole
 from orchestrator.types import EndedName, Message, PolicySpan, TokenSource
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

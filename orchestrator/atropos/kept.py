@@ -39,6 +39,10 @@ class Kept(Listener):
         result = self._results.get(plan.group, {}).get(plan.rollout_id)
         return result or self._earlier.result(plan, tokenizer)
 
+    def is_bad(self, number: int) -> bool:
+        """Whether an earlier process has reported this one as a bad task."""
+        return number in self._earlier.bad
+
     def read(self, output: OpenRun, is_done: Callable[[int], bool]) -> None:
         """Reads the files of a run that is continued."""
         self._earlier = output.earlier

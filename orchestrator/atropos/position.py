@@ -1,22 +1,12 @@
 """Where a run is in its stream of tasks: which groups are done, and which of those the trainer has taken.
 
-`position.json` in the run directory says what was delivered: `--env.resume` goes on behind it. The trainer's
-checkpoint directory, where Atropos keeps its own files, has `latest.json`, the same for a new `serve` of that
-trainer, and `step-N.json`, which says what had been taken when the trainer saved its step N: a trainer that goes
-back there gets the rest again.
+`position_files` writes it.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
-
-import orjson
-from pydantic import TypeAdapter
-
-from orchestrator.errors import ConfigError, OutputError, os_error_as
-from orchestrator.run.lines import write_whole
 
 SCHEMA = 1
 
@@ -55,9 +45,6 @@ class Position:
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self), "done": sorted(self.done)}
-
-
-_POSITION = TypeAdapter(Position)
 
 
 @dataclass(slots=True)
@@ -163,61 +150,3 @@ class Ledger:
     def _position(self, step: int, following: int, done: Iterable[int], groups: int) -> Position:
         begun = self.begun
         return Position(begun.seed, begun.dataset, step, following, frozenset(done), groups)
-
-
-def write_position(path: Path, position: Position, *, fsync: bool = False) -> None:
-    """Writes the file whole or not at all; with `fsync` it survives a power loss. Raises OutputError."""
-    with os_error_as(OutputError, f"cannot write {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, position.as_json(), fsync=fsync)
-
-
-def read_position(path: Path) -> Position | None:
-    """None: there is no such file. Raises ConfigError."""
-    try:
-        content = {"sending": None, **orjson.loads(path.read_bytes())}
-        if content["schema"] != SCHEMA:
-            raise ConfigError(f"{path} was written by another version; remove it to begin anew")
-        return _POSITION.validate_python({row.name: content[row.name] for row in fields(Position)})
-    except FileNotFoundError:
-        return None
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} holds no position of a run; remove it to begin anew") from error
-
-
-class Checkpoints:
-    """The files of one environment in the trainer's checkpoint directory."""
-
-    LATEST = "latest.json"
-
-    def __init__(self, checkpoint_dir: str, name: str, *, fsync: bool = False) -> None:
-        self.folder = Path(checkpoint_dir) / "env_checkpoints" / name
-        self._fsync = fsync
-
-    def save(self, step: int, taken: Position, delivered: Position) -> None:
-        """Raises OutputError."""
-        write_position(self.folder / f"step-{step}.json", taken, fsync=self._fsync)
-        self.save_latest(delivered)
-
-    def save_latest(self, delivered: Position) -> None:
-        """Writes the position behind which a new `serve` for the same trainer goes on. Raises OutputError."""
-        write_position(self.folder / self.LATEST, delivered, fsync=self._fsync)
-
-    def load(self, step: int, *, same_trainer: bool) -> Position | None:
-        """Where to go on for a trainer that is at `step`; None: no file tells. Raises ConfigError.
-
-        `same_trainer`: groups delivered to it still wait in the run-api.
-        """
-        if step <= 0:
-            return None
-        latest = read_position(self.folder / self.LATEST)
-        if latest is not None and (latest.step < step or (same_trainer and latest.step == step)):
-            return latest
-        steps = [number for number in self._steps() if number <= step]
-        return read_position(self.folder / f"step-{max(steps)}.json") if steps else None
-
-    def _steps(self) -> Iterable[int]:
-        for path in self.folder.glob("step-*.json"):
-            number = path.stem.removeprefix("step-")
-            if number.isdecimal():
-                yield int(number)

@@ -1,35 +1,34 @@
-"""The work behind an OrchestratorEnv: the engine, opened once, and a feed that delivers its groups.
+"""The service behind an OrchestratorEnv: opens its work, and answers the feed that delivers its groups.
 
-All groups share one executor: `max_concurrent_sandboxes` bounds them together. What the finished rollouts of a
-cancelled group sampled is kept until the group comes again.
+`work` makes the groups, `position_files` says where to go on.
 """
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from orchestrator.atropos.closing import feed_metrics, feed_rows
+from orchestrator.atropos.delivery import Groups
 from orchestrator.atropos.feed import Feed
 from orchestrator.atropos.kept import Kept
 from orchestrator.atropos.policy_service import policy_service
-from orchestrator.atropos.position import Checkpoints, Ledger, Position, read_position, write_position
+from orchestrator.atropos.position import Position
+from orchestrator.atropos.position_files import Checkpoints, PositionFiles, read_position
 from orchestrator.atropos.prompt_size import demand_prompt_room
 from orchestrator.atropos.run_api import Registration, RunApi, Trainer
-from orchestrator.atropos.stream import Item, TaskStream
+from orchestrator.atropos.stream import Item
 from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
 from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
+from orchestrator.atropos.work import Work
 from orchestrator.completion.base import Tokenizer
-from orchestrator.engine.executor import Executor
-from orchestrator.engine.groups import open_groups
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.run_json import no_sampled_ids
 from orchestrator.engine.session import Session
-from orchestrator.errors import ConfigError
 from orchestrator.evaluation.evaluate import evaluate
 from orchestrator.report import leave_report
 from orchestrator.rules.observer import Observer
@@ -44,23 +43,9 @@ from orchestrator.tasks.no_tasks import tasks_to_train
 from orchestrator.tasks.split import evaluation_tasks
 from orchestrator.terminal.closing import closing_table
 from orchestrator.terminal.progress import PlainProgress
-from orchestrator.types import BadTask
 
 EXIT_INCOMPLETE = 1
-POSITION_FILE = "position.json"
-Groups = Sequence[Mapping[str, Any]]
 _SHOWN = ("eval/accuracy", "eval/score_mean", "eval/tasks", "eval/samples_missing")
-
-
-@dataclass(slots=True)
-class _Work:
-    """What there is while the environment is open. A trainer's checkpoint may replace the stream."""
-
-    engine: Orchestrator
-    tasks: Source
-    ledger: Ledger
-    stream: TaskStream
-    executor: Executor
 
 
 class Service:
@@ -86,14 +71,12 @@ class Service:
         self._make, self._evaluate, self._log, self._evaluates = make, evaluate, log, evaluates
         self._tasks: Source | None = None
         self._engine: Orchestrator | None = None  # open, or being opened
-        self._work: _Work | None = None
+        self._work: Work | None = None
         self._output: OpenRun | None = None
         self._feed: Feed | None = None
-        self._checkpoints: Checkpoints | None = None
+        self._positions = PositionFiles(fsync=config.env.fsync)
         self._kept = Kept()
-        self._bad: set[int] = set()  # numbers of bad tasks that earlier processes have reported
         self._observer = Observer(listeners=[self.sandbox_time, self._kept, self.metrics], say=self.progress.say)
-        self._saving = asyncio.Lock()
         self._report: object = None  # where it is, or why there is none
         self._no_sampled_ids = ""  # what there is in their place, and why
         self._sent = 0  # groups delivered since the last log to wandb
@@ -111,9 +94,7 @@ class Service:
         tasks = self._read_tasks()
         engine = self._engine = Orchestrator(config, self._observer)
         await engine.__aenter__()
-        ledger = Ledger(Position(engine.shared.seed, tasks.name))
-        stream, executor = self._stream_of(tasks, ledger, engine), engine.maker.executor(self._kept)
-        self._work = _Work(engine, tasks, ledger, stream, executor)
+        self._work = Work(engine, tasks, self._kept, self._observer)
 
     def _read_tasks(self) -> Source:
         """Raises ConfigError if there is none."""
@@ -137,7 +118,7 @@ class Service:
             await self.close()
 
     @property
-    def work(self) -> _Work:
+    def work(self) -> Work:
         """Raises RuntimeError unless it is open."""
         if self._work is None:
             raise RuntimeError("the environment is not set up: await setup() first")
@@ -205,7 +186,7 @@ class Service:
         path = self._observer.run_path
         assert path is not None
         with open_run(engine.config.env, path, self.tally, engine.maker.group_format) as output:
-            self._output = output
+            self._output, self._positions.run = output, output.run.path
             if self.config.env.resume is not None:
                 self._resume(path, output)
             self._observer.listeners[:0] = [self.tally, self.progress]
@@ -221,11 +202,10 @@ class Service:
 
     def _resume(self, run_path: Path, output: OpenRun) -> None:
         """Goes on behind the last delivered group. Groups that were written and not delivered come first."""
-        position = read_position(run_path / POSITION_FILE)
+        position = read_position(run_path / PositionFiles.NAME)
         if position is not None:
-            self._go_to(position)
+            self.work.go_to(position)
         self._kept.read(output, self.work.ledger.is_done)
-        self._bad |= output.earlier.bad
         for number in output.earlier.bad:
             self.work.ledger.drop(number)
 
@@ -237,82 +217,31 @@ class Service:
         While serving, an item's group is kept until the feed has it: if a subclass' method is cancelled, the item
         comes again, and its group is neither made nor counted twice.
         """
-        maker = self.work.engine.maker
-        if (group := self._kept.made.get(item.number)) is None:
-            longest, worker_timeout = self._longest, maker.config.env.worker_timeout
-            group = await maker.make(
-                item.task,
-                item.number,
-                item.epoch,
-                self.work.executor,
-                longest_s=worker_timeout if worker_timeout > 0 else math.inf,
-                longest_tokens=longest,
-            )
-            made = max((len(m.trajectory.tokens_T) for m in group.members_G), default=0)
-            if group.dropped is None and longest is not None and made > longest:  # made for an earlier trainer
-                group = replace(group, dropped=f"a line has {made} tokens, the trainer takes {longest}")
-            self._kept.made[item.number] = group
-        lines = [] if group.dropped is not None else await asyncio.to_thread(maker.group_format.groups, group)
+        lines = await self.work.groups(item, self._longest)
         if self._feed is None:
-            await self._over(item.number)
+            await self.work.over(item.number)
         return lines
-
-    async def _over(self, number: int, because: str | None = None) -> None:
-        """Counts a group that does not come again, as dropped where a reason is given."""
-        await self.work.engine.maker.settle(number)  # of a group that a subclass made
-        group = self._kept.forget(number)
-        if group is None:  # made by a subclass alone
-            return
-        if because is not None and group.dropped is None:
-            group = replace(group, dropped=because)
-        await uninterrupted(self._observer.group(group))
-
-    def _go_to(self, position: Position) -> None:
-        """Begins the task stream at `position`."""
-        work = self.work
-        work.engine.shared.seed = position.seed
-        work.ledger.begin(position)
-        work.stream = self._stream_of(work.tasks, work.ledger, work.engine)
-
-    def _stream_of(self, tasks: Source, ledger: Ledger, engine: Orchestrator) -> TaskStream:
-        async def bad_task(task: BadTask, number: int) -> None:
-            await self._observer.bad_task(task, number)
-            ledger.drop(number)
-
-        maker, is_bad = engine.maker, self._bad.__contains__
-        return TaskStream(tasks, ledger.is_done, bad_task, maker.fitting, engine.shared.built, is_bad, maker.pools)
 
     # ------------------------------------------------------------ what the feed calls
 
     def has_room(self, share: float) -> bool:
         """As `Maker.has_room`."""
         assert self._feed is not None
-        work = self.work
-        most = open_groups(self.config.env, work.engine.maker.hosts.capacity)
-        return self._feed.under_way < most and work.executor.has_room(share)
+        return self.work.has_room(self._feed.under_way, share)
 
     def begin(self, item: Item) -> None:
         """As `Maker.begin`."""
-        rollouts = self.work.engine.maker.begun_at_once(self.config.env.group_size)
-        self.work.executor.begin(item.number, rollouts)
+        self.work.begin(item)
 
     async def make(self, item: Item) -> Groups:
         """As `Maker.make`, through the methods that a subclass may override."""
-        try:
-            if (written := self._kept.written.get(item.number)) is not None:
-                return written
-            groups = await self._make(item)
-            if not groups:
-                await self._over(item.number, "postprocess_histories returned no group")
-            return [_named(group, item.number) for group in groups]
-        finally:
-            self.work.executor.end(item.number)
+        return await self.work.make(item, self._make)
 
     async def keep(self, item: Item, groups: Groups) -> None:
         """Writes the groups, once, as they will be delivered, and counts them."""
         if self._kept.written.pop(item.number, None) is None and self._output is not None:
             await self._output.groups.append_lines(groups)
-        await self._over(item.number)
+        await self.work.over(item.number)
 
     async def given_up(self, item: Item) -> None:
         """As `Maker.given_up`."""
@@ -320,9 +249,7 @@ class Service:
 
     async def saved(self) -> None:
         """Writes the position to the run directory and to the trainer's checkpoints. Raises OutputError."""
-        async with self._saving:
-            position = self.work.ledger.delivered_position(self.step)
-            await uninterrupted(asyncio.to_thread(self._write_position, position))
+        await self._positions.save(lambda: self.work.ledger.delivered_position(self.step))
 
     async def registered(self, registration: Registration, trainer: Trainer) -> None:
         """Adopts this trainer's limits and checkpoint directory. Raises ConfigError where it cannot be served."""
@@ -336,35 +263,25 @@ class Service:
             self._check_prompt(limit, "the trainer's max_token_len")
             self.progress.say(f"note: lines end at {limit} tokens, below the trainer's {trainer.max_token_len}")
         if registration.checkpoint_dir and registration.checkpoint_interval > 0:
-            self._checkpoints = Checkpoints(registration.checkpoint_dir, name_of(self.config.env), fsync=env.fsync)
+            checkpoints = Checkpoints(registration.checkpoint_dir, name_of(env), fsync=env.fsync)
+            self._positions.checkpoints = checkpoints
             if first and env.resume is None:
-                await self._go_on(self._checkpoints, registration.step)
+                await self._go_on(checkpoints, registration.step)
         if self.tracking.wanted:
             await self._open_tracking()
 
     async def _go_on(self, checkpoints: Checkpoints, step: int) -> None:
         assert self._feed is not None
-        waiting = await self._feed.connection.api.waiting()
-        position = await asyncio.to_thread(checkpoints.load, step, same_trainer=waiting > 0)
-        if position is None:
-            if step > 0:
-                self.progress.say(
-                    f"note: no checkpoint for step {step} in {checkpoints.folder}: begins at the first task"
-                )
-            return
-        if self.config.env.curriculum != "none":
-            raise ConfigError(
-                f"env.curriculum: the checkpoint in {checkpoints.folder} has no results to choose by: go on with "
-                "--env.resume RUN_DIR, or leave the curriculum out"
-            )
-        seed = self.config.env.seed
-        if position.dataset != self.work.ledger.begun.dataset or (seed is not None and seed != position.seed):
-            raise ConfigError(
-                f"the checkpoint in {checkpoints.folder} is of {position.dataset} with seed {position.seed}; set "
-                f"these, or another --env.wandb_name than {name_of(self.config.env)}"
-            )
-        self._go_to(position)
-        self.progress.say(f"goes on at task {position.following}, where step {position.step} was")
+        env, waiting = self.config.env, await self._feed.connection.api.waiting()
+        chooses, dataset = env.curriculum != "none", self.work.ledger.begun.dataset
+        same = waiting > 0
+        position = await checkpoints.load_fitting(step, dataset, env.seed, same_trainer=same, chooses=chooses)
+        if position is not None:
+            self.work.go_to(position)
+            self.progress.say(f"goes on at task {position.following}, where step {position.step} was")
+        elif step > 0:
+            folder = checkpoints.folder
+            self.progress.say(f"note: no checkpoint for step {step} in {folder}: begins at the first task")
 
     async def stepped(self, step: int) -> None:
         """Logs to wandb, if enough groups were delivered since the last log."""
@@ -375,16 +292,14 @@ class Service:
 
     async def checkpoint(self, step: int) -> None:
         """As `save_checkpoint`, off the event loop."""
-        if self._checkpoints is not None:
-            async with self._saving:
-                await uninterrupted(asyncio.to_thread(self._checkpoints.save, step, *self._positions(step)))
+        await self._positions.checkpoint(step, lambda: self._taken_and_delivered(step))
 
     def save_checkpoint(self, step: int) -> None:
         """Raises OutputError."""
-        if self._checkpoints is not None:
-            self._checkpoints.save(step, *self._positions(step))
+        if (checkpoints := self._positions.checkpoints) is not None:
+            checkpoints.save(step, *self._taken_and_delivered(step))
 
-    def _positions(self, step: int) -> tuple[Position, Position]:
+    def _taken_and_delivered(self, step: int) -> tuple[Position, Position]:
         """What the trainer has taken, and what was delivered."""
         ledger = self.work.ledger
         return ledger.taken_position(step), ledger.delivered_position(self.step)
@@ -408,25 +323,13 @@ class Service:
         )
         return evaluation.metrics() if evaluation is not None else {}
 
-    def _write_position(self, position: Position) -> None:
-        if self._output is not None:
-            path = self._output.run.path / POSITION_FILE
-            write_position(path, position, fsync=self.config.env.fsync)
-        if self._checkpoints is not None:
-            self._checkpoints.save_latest(position)
-
     # ------------------------------------------------------------ for people
 
     def metrics_now(self) -> dict[str, float]:
         """Metrics since the last log, and the state of the feed."""
         metrics = self.metrics.taken()
         metrics["sandbox/seconds_thrown_away_total"] = self.sandbox_time.thrown_away_s
-        if (feed := self._feed) is not None:
-            metrics["serve/groups_delivered_total"] = feed.ledger.groups
-            metrics["serve/groups_cancelled_total"] = feed.cancelled
-            metrics["serve/groups_waiting"] = feed.queued
-            metrics["serve/groups_under_way"] = feed.under_way
-        return metrics
+        return metrics if self._feed is None else metrics | feed_metrics(self._feed)
 
     async def _open_tracking(self) -> None:
         assert self._feed is not None
@@ -444,25 +347,7 @@ class Service:
         demand_prompt_room(self.work.engine, limit, advice)
 
     def _rows(self, feed: Feed, run_path: Path) -> list[tuple[str, object]]:
-        ledger = feed.ledger
-        trouble = [
-            f"{count} {what}"
-            for count, what in (
-                (feed.refused, "refused"),
-                (ledger.lost, "lost with the run-api"),
-                (feed.delivery.uncertain, "perhaps not arrived"),
-                (feed.unsent, "written but not delivered"),
-            )
-            if count
-        ]
-        rows: list[tuple[str, object]] = [
-            ("delivered", ", ".join([f"{ledger.delivered} groups; the trainer is at step {self.step}", *trouble])),
-            (
-                "cancelled",
-                f"{feed.cancelled} groups came again; "
-                f"{self.sandbox_time.thrown_away_s:.1f} s of sandboxes thrown away",
-            ),
-        ]
+        rows = feed_rows(feed, self.step, self.sandbox_time.thrown_away_s)
         if self._output is not None:
             rows.append(("groups file", self._output.groups.path))
         if self._no_sampled_ids:
@@ -470,12 +355,3 @@ class Service:
         if self._report is not None:
             rows.append(("report", self._report))
         return [*rows, ("run directory", run_path)]
-
-
-def _named(group: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """The group with rollout ids, without which its file cannot be read again: a subclass may leave them out."""
-    facts = group.get("overrides") or [None] * len(group["tokens"])
-    if all(fact and "rollout_id" in fact for fact in facts):
-        return group
-    name = {"rollout_id": f"g{number:06d}"}
-    return {**group, "overrides": [{**name, **(fact or {})} for fact in facts]}

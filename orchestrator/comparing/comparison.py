@@ -10,13 +10,13 @@ from typing import Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.report.measured import TaskCounts
-from orchestrator.report.summary import NO_PRICES, read_run
+from orchestrator.report.reader import read_run
 from orchestrator.report.totals import Row, outcome_counts
 from orchestrator.rules.estimates import Estimate, estimate_difference, estimate_share
 from orchestrator.rules.measured import PARTS, MeasuredTask, by_part, pass_at
 from orchestrator.run.files import find_run, read_description, report_of
 from orchestrator.run.lenient import mapping, objects, text
-from orchestrator.run.prices import PriceList
+from orchestrator.run.prices import NO_PRICES, PriceList
 
 CHANGED = 10  # most tasks in the list of those that changed
 
@@ -30,7 +30,7 @@ class RunCounts(TaskCounts):
         self.duration_s = 0.0
 
     def count(self, row: Row, group: Row, by: int = 1) -> None:
-        """See `report.summary.Counting`."""
+        """See `report.reader.Counting`."""
         super().count(row, group, by)
         if row["counts"]:
             self.prompt_tokens += by * row["prompt_tokens"]

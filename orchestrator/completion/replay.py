@@ -21,9 +21,9 @@ from pathlib import Path
 
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
+from orchestrator.run.excerpts import read_episode
 from orchestrator.run.files import record_of
 from orchestrator.run.frames import UNCLOSED
-from orchestrator.run.line import read_episode
 from orchestrator.run.lines import text_at, texts
 from orchestrator.types import Completion, Turn, conversations
 

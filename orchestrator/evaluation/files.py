@@ -19,10 +19,10 @@ from orchestrator.evaluation.measured import Evaluation, spent
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.earlier import Earlier, read_earlier
 from orchestrator.run.ending import read_end
+from orchestrator.run.excerpts import Counted, CountedBadTask
 from orchestrator.run.files import EVALUATE, is_going_on, read_description, read_run
 from orchestrator.run.groups import check_writable
 from orchestrator.run.lenient import mapping, numbers, small_object
-from orchestrator.run.line import Counted, CountedBadTask
 from orchestrator.run.lines import JsonLines, write_whole
 from orchestrator.run.output import open_directory
 from orchestrator.run.prices import Prices

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.engine.group import GroupPolicy
 from orchestrator.rescoring.grouping import drawn
-from orchestrator.run.line import CountedBadTask, read_counted
+from orchestrator.run.excerpts import CountedBadTask, read_counted
 from orchestrator.run.lines import end_now, texts
 
 MOST_NAMED = 20  # unreadable lines; all are counted

@@ -18,9 +18,9 @@ from orchestrator.border.recorded import Cache, Playback, Request, answered
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.host.base import Provision
 from orchestrator.rules.egress import EGRESS_FOLDER, Rules, entry_of
+from orchestrator.run.excerpts import read_crossings
 from orchestrator.run.files import record_of
 from orchestrator.run.lenient import json_lines
-from orchestrator.run.line import read_crossings
 from orchestrator.run.lines import text_at
 from orchestrator.settings.egress import EgressSettings
 from orchestrator.types import NO_WORLD, Crossing, RolloutPlan, Task, World

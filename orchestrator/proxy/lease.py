@@ -23,6 +23,7 @@ from orchestrator.proxy.completions import Completions
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
 from orchestrator.proxy.numbered_calls import NumberedCalls
 from orchestrator.proxy.playback import OtherState, Playback
+from orchestrator.proxy.playback_clock import PlaybackClock
 from orchestrator.proxy.relay import Relay
 from orchestrator.proxy.requests import AgentRequest, Reply, ToolReply
 from orchestrator.rules.cost_limit import CostLimit
@@ -84,6 +85,7 @@ class Lease:
         self.clock = OwnClock(self._timeout_s)
         program = plan.agent.kind == "program"
         self.playback = None if plan.prefix is None else Playback(plan.prefix, program=program)
+        self._playback_clock = PlaybackClock(self.playback, self.clock, steps=bool(plan.task.steps), served=served)
         self.tool_calls: list[ToolCall] = []
         self.steps: list[Step] = []
         self.control = control or EndpointControl(completer, tokenizer)
@@ -103,7 +105,7 @@ class Lease:
             team=_team_tools(plan.agent, tools, self.equipment),
             control=self.control,
             cost_limit=cost_limit,
-            playback=self.playback,
+            playback_clock=self._playback_clock,
             served=served,
             end=partial(_refuse, self._end),  # not a method: no circle that only a garbage collection ends
         )
@@ -220,13 +222,13 @@ class Lease:
                 text = orjson.dumps(recorded)
                 self._budgets.tool_text(len(text), objects_in(text))
                 if (call := self._recorded(sequence, name, recorded)) is not None:
-                    await self.completions.in_time(call)
+                    await self._playback_clock.in_time(call)
                     self._budgets.tool_text(len(call.output or ""))
                     self.tool_calls.append(call)
                     if not self.plan.prefix or not self.plan.prefix.continued:  # else it was told already
                         self._served(call)
                     return ToolReply(output=call.output, error=call.error)
-                if self.completions.look_whether_parted():
+                if self._playback_clock.look_whether_parted():
                     started_s = self.clock.elapsed_s
                 if tool is None:
                     raise ToolError(f"there is no tool {name[:80]!r}")

@@ -14,10 +14,11 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import ConfigError
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import Page, as_block
-from orchestrator.report.summary import NO_PRICES, Run, Wanted, read_run
+from orchestrator.report.reader import read_run
+from orchestrator.report.summary import Run, Wanted
 from orchestrator.run.files import record_of
 from orchestrator.run.lenient import read_at
-from orchestrator.run.prices import PriceList
+from orchestrator.run.prices import NO_PRICES, PriceList
 
 MAX_DETAILED = 200
 MAX_DETAIL_BYTES = 30_000_000

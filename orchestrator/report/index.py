@@ -20,7 +20,8 @@ import orjson
 from orchestrator import __version__
 from orchestrator.report.found import attempts_in_order, found_row, group_text, slim, transcript
 from orchestrator.report.measured import TaskCounts
-from orchestrator.report.summary import NO_PRICES, Run, RunReader, describe
+from orchestrator.report.reader import RunReader
+from orchestrator.report.summary import Run, describe
 from orchestrator.report.tables import Tables, as_json
 from orchestrator.report.totals import Row, Totals
 from orchestrator.run.files import (
@@ -34,7 +35,7 @@ from orchestrator.run.files import (
 )
 from orchestrator.run.frames import INDEX_BITS, is_compressed, squeezed
 from orchestrator.run.lenient import Skipped
-from orchestrator.run.prices import PriceList
+from orchestrator.run.prices import NO_PRICES, PriceList
 
 _FORMAT = 2
 _LINES = 250  # that are read at a time: others wait for as long

@@ -14,12 +14,12 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.index import RunIndex
 from orchestrator.report.page import document
+from orchestrator.report.reader import MOST_ATTEMPTS
 from orchestrator.report.rows import group_row, question_of, rollout_row
 from orchestrator.report.search import Query, Search
-from orchestrator.report.summary import MOST_ATTEMPTS, NO_PRICES
 from orchestrator.run.files import groups_file_of, groups_in, is_going_on, read_description, record_of
 from orchestrator.run.lenient import read_at
-from orchestrator.run.prices import PriceList
+from orchestrator.run.prices import NO_PRICES, PriceList
 from orchestrator.run.under_way import served_so_far
 from orchestrator.types import Record
 

@@ -28,7 +28,7 @@ INDEX_FILE = "rollouts.index"
 _PROOF_BYTES = 4096
 _OTHERS = ("-journal", "-wal", "-shm")  # SQLite would take them for its own
 _CACHE_KIB = 32 << 10
-# Rows of the report by group number or rollout id, as `summary.RunReader` keeps them.
+# Rows of the report by group number or rollout id, as `reader.RunReader` keeps them.
 _BY_NUMBER, _BY_ID = ("groups", "members", "dropped"), ("rollouts", "places", "written", "staleness", "ungraded")
 _SCHEMA = f"""
 {"".join(f"CREATE TABLE {name} (key INTEGER PRIMARY KEY, value BLOB);" for name in _BY_NUMBER)}

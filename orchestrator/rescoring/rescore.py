@@ -20,14 +20,8 @@ from orchestrator.engine.health import HealthGate
 from orchestrator.errors import RecordError, ScorerError
 from orchestrator.rules.text import error_line as error_text
 from orchestrator.rules.waits import first_error
-from orchestrator.run.line import (
-    Counted,
-    CountedBadTask,
-    RecordedAttempt,
-    read_attempt,
-    read_counted,
-    recorded_line,
-)
+from orchestrator.run.excerpts import Counted, CountedBadTask, read_counted
+from orchestrator.run.line import RecordedAttempt, read_attempt, recorded_line
 from orchestrator.run.lines import TextLine, dumps
 from orchestrator.run.replay import plan_of
 from orchestrator.scorers.base import Scorer

@@ -13,16 +13,9 @@ from pathlib import Path
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import ConfigError, RecordError, os_error_as
+from orchestrator.run.excerpts import Counted, CountedBadTask, WrittenGroup, read_counted, read_written_group
 from orchestrator.run.frames import is_compressed
-from orchestrator.run.line import (
-    Counted,
-    CountedBadTask,
-    RecordedAttempt,
-    WrittenGroup,
-    read_attempt,
-    read_counted,
-    read_written_group,
-)
+from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, TextLine, texts
 from orchestrator.run.repair import set_end_aside, set_torn_end_aside
 from orchestrator.run.under_way import files_in

@@ -124,6 +124,9 @@ class PriceList:
         return Prices(pairs, tuple(weight if weight > 0 else 1.0 for weight in weights), self.request or 0.0)
 
 
+NO_PRICES = PriceList()
+
+
 def _unpriced(servers: Sequence[OpenAISettings], table: Mapping[str, Any]) -> str:
     return ", ".join(sorted({s.model_name for s in servers if s.prompt_price is None} - set(table)))
 

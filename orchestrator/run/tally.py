@@ -11,9 +11,9 @@ from pathlib import Path
 from orchestrator.rules.observer import Listener
 from orchestrator.rules.retries import cause
 from orchestrator.rules.text import LINE_CHARS, one_line, printable
+from orchestrator.run.excerpts import Counted, CountedBadTask, WrittenGroup, read_counted
 from orchestrator.run.groups import sampled_in, untrained_tokens
 from orchestrator.run.lenient import lines_from
-from orchestrator.run.line import Counted, CountedBadTask, WrittenGroup, read_counted
 from orchestrator.run.prices import Prices
 from orchestrator.types import Attempt, BadTask, Failed, FailedName, Group, Member
 

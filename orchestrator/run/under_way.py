@@ -19,8 +19,9 @@ from typing import Any, Literal, NotRequired, TypeVar
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from orchestrator.run.line import CompletionLine, Real, read_line, tool_call_line, turn_line, turn_of
+from orchestrator.run.line import tool_call_line, turn_line, turn_of
 from orchestrator.run.lines import MAX_LINE_BYTES, demand_modest, demand_short_talks, dumps, line_start, texts
+from orchestrator.run.schema import CompletionLine, Real, read_line
 from orchestrator.types import (
     AgentSpec,
     Branch,

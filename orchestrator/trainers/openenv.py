@@ -23,10 +23,11 @@ from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.sync import Call, SyncOrchestrator
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.rules.observer import Observer
+from orchestrator.run.excerpts import CountedBadTask, read_counted
 from orchestrator.run.files import ROLLOUTS_FILE, read_run, record_of, saved_env
 from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import CountedBadTask, RecordedAttempt, read_attempt, read_counted, recorded_attempt
+from orchestrator.run.line import RecordedAttempt, read_attempt, recorded_attempt
 from orchestrator.run.lines import texts
 from orchestrator.run.rows import recorded_rows
 from orchestrator.settings.config import Config

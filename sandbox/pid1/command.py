@@ -67,9 +67,9 @@ class Command:
         failed, tell_failed = posix.pipe()
         self._wait(self._fork(lambda: _make_places(program, self._cwd), tell_failed), [])
         posix.close(tell_failed)
-        _demand_nothing(failed)
+        demand_nothing(failed)
         if "healthcheck" in posix.listdir(self._folder):
-            self.unhealthy = self._why_unhealthy(*texts(f"{self._folder}/healthcheck"))
+            self.unhealthy = self._why_unhealthy(f"{self._folder}/healthcheck")
         before, self.begun = self._others(), time.monotonic()
         cases = f"{self._folder}/cases"
         if is_folder(cases):
@@ -84,26 +84,13 @@ class Command:
             stream.write()
         return status, left
 
-    def _why_unhealthy(self, command: bytes, *numbers: bytes) -> str:
+    def _why_unhealthy(self, file: str) -> str:
         """Empty: the healthcheck has succeeded."""
         import os  # most tasks have no healthcheck
 
-        from sandbox.pid1.healthcheck import HEALTHY, UNHEALTHY, Healthcheck, check
+        from sandbox.pid1.healthcheck import HEALTHY, UNHEALTHY, begin
 
-        *times, retries, uid, gid = numbers
-        healthcheck = Healthcheck(os.fsdecode(command), int(retries), *map(float, times))
-        readable, report = posix.pipe()
-
-        def start() -> int:
-            posix.setsid()
-            stay(int(uid), int(gid))
-            posix.chdir(self._cwd)
-            os.environb.clear()
-            os.environb.update(dict(entry.split(b"=", 1) for entry in self._environment))
-            return check(healthcheck, report)
-
-        self._fork(start, report)
-        posix.close(report)
+        healthcheck, readable = begin(texts(file), self._cwd, self._variables, self._fork)
         words = self._read_all(readable, healthcheck.longest_s + _KILL_S)
         if words == HEALTHY:
             return ""
@@ -112,6 +99,9 @@ class Command:
         return (
             f"its healthcheck cannot be run: {os.strerror(int(words)) if words.isdigit() else 'nobody knows why'}"
         )
+
+    def _variables(self) -> "dict[bytes, bytes]":
+        return dict(entry.split(b"=", 1) for entry in self._environment)
 
     def _read_all(self, readable: int, seconds: float) -> bytes:
         """What comes through the pipe until its end, or until the time is over."""
@@ -158,7 +148,7 @@ class Command:
                 posix.dup2(source, target)
             stay(self._uid, self._gid)
             posix.chdir(self._cwd)
-            execute(argv[0], argv, dict(entry.split(b"=", 1) for entry in self._environment))
+            execute(argv[0], argv, self._variables())
 
         child = self._fork(start, tell_failed)
         for descriptor in (given, tell_failed, *(writable for _, writable in pipes)):
@@ -170,7 +160,7 @@ class Command:
         for stream in streams:
             stream.read()
             posix.close(stream.readable)
-        _demand_nothing(failed)
+        demand_nothing(failed)
         return status
 
     def _fork(self, main: "Callable[[], int]", tell_failed: int) -> int:
@@ -294,8 +284,9 @@ def _make_places(program: "list[str]", cwd: bytes) -> int:
     return 0
 
 
-def _demand_nothing(failed: int) -> None:
-    """Raises CannotStart if a child has said why it failed. Nobody can write any more."""
+def demand_nothing(failed: int) -> None:
+    """Returns when nobody can write any more: a child has ended, or become another program. Raises CannotStart if
+    it has said why it failed."""
     why = posix.read(failed, 16)
     posix.close(failed)
     if why:

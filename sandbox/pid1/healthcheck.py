@@ -13,8 +13,12 @@ import subprocess
 import time
 from dataclasses import dataclass
 
+from sandbox.pid1.users import stay
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from rollout_api.v1 import sandbox_pb2 as pb
 
 HEALTHY, UNHEALTHY = b"+", b"-"  # begins the report; behind the second follows why
@@ -45,6 +49,31 @@ class Healthcheck:
         """That it can take."""
         first_s = self.start_period_s + self.timeout_s + self.start_interval_s
         return first_s + self.retries * (self.timeout_s + self.interval_s)
+
+
+def begin(
+    words: "Sequence[bytes]",
+    cwd: bytes,
+    variables: "Callable[[], dict[bytes, bytes]]",
+    fork: "Callable[[Callable[[], int], int], int]",
+) -> "tuple[Healthcheck, int]":
+    """Begins a healthcheck. Returns it, and the pipe through which its report comes. `words`: its command, four
+    times in seconds, its retries, a uid and a gid. `fork`: as that of `Command`."""
+    command, *times, retries, uid, gid = words
+    healthcheck = Healthcheck(os.fsdecode(command), int(retries), *map(float, times))
+    readable, report = os.pipe()
+
+    def start() -> int:
+        os.setsid()
+        stay(int(uid), int(gid))
+        os.chdir(cwd)
+        os.environb.clear()
+        os.environb.update(variables())
+        return check(healthcheck, report)
+
+    fork(start, report)
+    os.close(report)
+    return healthcheck, readable
 
 
 def check(healthcheck: Healthcheck, report: int) -> int:

@@ -20,11 +20,12 @@ from sandbox.pid1.command import (
     CannotStart,
     Command,
     Tail,
+    demand_nothing,
     is_folder,
     reap,
     texts,
 )
-from sandbox.pid1.healthcheck import Healthcheck, check
+from sandbox.pid1.healthcheck import begin
 from sandbox.pid1.users import stay
 
 TYPE_CHECKING = False
@@ -96,7 +97,8 @@ class Service(Command):
             return 0
 
         self._fork(make, tell_failed)
-        _demand_none(failed, tell_failed)
+        posix.close(tell_failed)
+        demand_nothing(failed)
 
     def _started(self) -> int:
         """The program's process. Raises CannotStart."""
@@ -113,35 +115,19 @@ class Service(Command):
             os.execvpe(self._argv[0], self._argv, self._variables())  # noqa: S606 - no shell is wanted
 
         child = self._fork(start, tell_failed)
-        for descriptor in (null, writable):
+        for descriptor in (null, writable, tell_failed):
             posix.close(descriptor)
         posix.set_blocking(self._output.readable, False)
-        _demand_none(failed, tell_failed)
+        demand_nothing(failed)
         return child
-
-    def _variables(self) -> "dict[bytes, bytes]":
-        return dict(entry.split(b"=", 1) for entry in self._environment)
 
     def _told(self, line: bytes, poll: "select.poll") -> None:
         if not line.isdigit():
             self._output.read()
             self._say_log()
             return
-        command, *numbers, uid, gid = texts(f"{self._folder}/checks/{line.decode()}")
-        *times, retries = numbers
-        healthcheck = Healthcheck(os.fsdecode(command), int(retries), *map(float, times))
-        readable, report = posix.pipe()
-
-        def start() -> int:
-            posix.setsid()
-            stay(int(uid), int(gid))
-            posix.chdir(self._cwd)
-            os.environb.clear()
-            os.environb.update(self._variables())
-            return check(healthcheck, report)
-
-        self._fork(start, report)
-        posix.close(report)
+        words = texts(f"{self._folder}/checks/{line.decode()}")
+        _, readable = begin(words, self._cwd, self._variables, self._fork)
         self._checks[readable] = int(line), b""
         poll.register(readable, select.POLLIN)
 
@@ -162,15 +148,6 @@ class Service(Command):
         left = b"%d %d\n" % (number, len(content)) + content
         while left:
             left = left[posix.write(self._said, left) :]
-
-
-def _demand_none(failed: int, tell_failed: int) -> None:
-    """Returns when the child has closed the pipe: it has ended, or become another program. Raises CannotStart."""
-    posix.close(tell_failed)
-    why = posix.read(failed, 16)
-    posix.close(failed)
-    if why:
-        raise CannotStart(int(why))
 
 
 def main() -> "NoReturn":

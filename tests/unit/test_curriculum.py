@@ -17,7 +17,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.errors import ConfigError
 from orchestrator.report.curriculum import Curriculum
-from orchestrator.report.summary import read_run
+from orchestrator.report.reader import read_run
 from orchestrator.rules.estimates import at_least, chance_of_fall
 from orchestrator.rules.observer import Observer
 from orchestrator.run.directory import RunDirectory

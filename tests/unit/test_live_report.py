@@ -15,11 +15,10 @@ import pytest
 from orchestrator.report import read_run
 from orchestrator.report.index import RunIndex
 from orchestrator.report.live import LiveReport
-from orchestrator.report.summary import NO_PRICES
 from orchestrator.report.tables import INDEX_FILE
 from orchestrator.run.line import attempt_line, bad_task_line
 from orchestrator.run.lines import dumps
-from orchestrator.run.prices import PriceList
+from orchestrator.run.prices import NO_PRICES, PriceList
 from orchestrator.types import BadTask
 from tests.fakes.plans import a_member
 from tests.fakes.synthetic_run import write_synthetic_run
@@ -424,7 +423,7 @@ def test_a_value_that_cannot_be_shown_costs_nothing_else(tmp_path: Path, opened:
 def test_a_group_of_very_many_attempts_and_an_id_in_every_group_are_no_way_around_a_bound(
     tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.report.summary.MOST_IN_GROUP", 20)
+    monkeypatch.setattr("orchestrator.report.reader.MOST_IN_GROUP", 20)
     line = attempts(0)[0]
     many = [line | {"index": index, "rollout_id": f"g000000-r{index}-a0"} for index in range(300)]
     same = [line | {"group": number, "rollout_id": "the same"} for number in range(1, 300)]

@@ -21,6 +21,7 @@ from orchestrator.engine import executor as executor_module
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.completions import Completions
 from orchestrator.proxy.playback import Playback
+from orchestrator.proxy.playback_clock import PlaybackClock
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.backoff import Backoff
 from orchestrator.types import (
@@ -422,11 +423,11 @@ def _part_for_good(playback: Playback, why: str) -> bool:
 
 
 async def _end_for_it(completions: Any, sequence: int) -> None:
-    if completions._playback is not None:
+    if completions._playback_clock.playback is not None:
         completions._end("record_error", f"it gave up {sequence}")
 
 
-async def _come_at_once(completions: Completions, *then: Any) -> None:
+async def _come_at_once(playback_clock: PlaybackClock, *then: Any) -> None:
     pass
 
 
@@ -436,7 +437,7 @@ UNDEFENDED: dict[str, tuple[Any, str, Any]] = {
     "gives up": (Completions, "give_up", _end_for_it),
     "reads late": (executor_module, "going_on", _before_what_was_given_up),
     "hangs up": (Playback, "part", _part_for_good),
-    "peeks": (Completions, "in_time", _come_at_once),
+    "peeks": (PlaybackClock, "in_time", _come_at_once),
 }
 
 

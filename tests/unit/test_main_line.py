@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from orchestrator.completion.trajectory import main_line, main_segment
 from orchestrator.errors import ConfigError
+from orchestrator.run.excerpts import read_written_group
 from orchestrator.run.groups import MASKED, GroupFormat, settle
-from orchestrator.run.line import attempt_line, read_attempt, read_written_group
+from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.run.rows import Row, group_rows, recorded_rows
 from orchestrator.run.tally import Tally

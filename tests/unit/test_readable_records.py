@@ -20,14 +20,8 @@ from orchestrator.proxy.lease import MAX_STEP_CHARS, Lease
 from orchestrator.proxy.requests import AgentRequest, Reply
 from orchestrator.rules.text import objects_in
 from orchestrator.run import lines
-from orchestrator.run.line import (
-    RecordedAttempt,
-    attempt_line,
-    read_attempt,
-    read_counted,
-    read_episode,
-    shorter_line,
-)
+from orchestrator.run.excerpts import read_counted, read_episode
+from orchestrator.run.line import RecordedAttempt, attempt_line, read_attempt, shorter_line
 from orchestrator.run.lines import JsonLines, dumps
 from orchestrator.types import (
     Attempt,

@@ -15,16 +15,11 @@ from jsonschema import Draft202012Validator
 from docs.schemas.make import FILES, schema, write
 from orchestrator.rules.text import MAX_JSON_INTEGER
 from orchestrator.run import lenient
-from orchestrator.run.line import (
-    AttemptLine,
-    attempt_line,
-    read_attempt,
-    read_counted,
-    read_episode,
-    read_written_group,
-)
+from orchestrator.run.excerpts import read_counted, read_episode, read_written_group
+from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.run.repair import set_torn_end_aside
+from orchestrator.run.schema import AttemptLine
 from orchestrator.types import (
     Attempt,
     Branch,

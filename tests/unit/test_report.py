@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator import report
 from orchestrator.errors import ConfigError
-from orchestrator.report import summary, write_report
+from orchestrator.report import reader, write_report
 from orchestrator.report.details import TokenTable
 from orchestrator.report.page import Page, as_block
 from orchestrator.report.summary import Wanted
@@ -236,7 +236,7 @@ def test_a_page_may_have_one_rollout_group_or_outcome_alone(tmp_path: Path, synt
 
 
 def test_what_is_wanted_is_found_however_long_the_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(summary, "MOST_ATTEMPTS", 5)
+    monkeypatch.setattr(reader, "MOST_ATTEMPTS", 5)
     lines(tmp_path / "rollouts.jsonl", *(an_attempt_line(rollout_id=f"r{n}", group=n) for n in range(40)))
     write_report(tmp_path, tmp_path / "groups.jsonl", tmp_path / "page.html", wanted=Wanted(rollout="r3"))
     told = Elements((tmp_path / "page.html").read_text()).block("run")

@@ -18,7 +18,8 @@ from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.requests import AgentRequest, Reply
 from orchestrator.proxy.turns import Turns
 from orchestrator.rules.outcome import Submission
-from orchestrator.run.line import Counted, attempt_line, read_attempt, read_counted
+from orchestrator.run.excerpts import Counted, read_counted
+from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.closing import closing_table

@@ -19,8 +19,9 @@ from orchestrator.errors import ConfigError
 from orchestrator.run import lines as jsonl
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.earlier import Earlier, read_earlier, repair_groups, restored
+from orchestrator.run.excerpts import Counted
 from orchestrator.run.groups import GroupsFile
-from orchestrator.run.line import Counted, attempt_line, read_attempt
+from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.output import groups_path_of
 from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import SavedSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.atropos.tracking import Metrics
 from orchestrator.evaluation.measured import spent
-from orchestrator.report.summary import read_run
+from orchestrator.report.reader import read_run
 from orchestrator.run.groups import scored_data_group
 from orchestrator.scorers.quality import quality
 from orchestrator.types import CompletionKind, Ended, EndedName, Group, Member

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.comparing.comparison import ComparedRun
 from orchestrator.report import write_report
-from orchestrator.report.summary import RunReader, read_run
+from orchestrator.report.reader import RunReader, read_run
 from orchestrator.report.totals import BINS, MOST_NAMES, OTHERS, UNGRADABLE, Totals
 from orchestrator.run.files import read_description
 from orchestrator.run.line import attempt_line
@@ -25,7 +25,7 @@ from tests.unit.test_report import Elements
 
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("orchestrator.report.summary.MOST_ATTEMPTS", 12)
+    monkeypatch.setattr("orchestrator.report.reader.MOST_ATTEMPTS", 12)
     return 12
 
 
@@ -84,7 +84,7 @@ def test_they_are_those_of_its_rows(made: Path) -> None:
 
 def test_they_stay_the_same_with_fewer_rows(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_all = read_run(made, made / "groups.jsonl")
-    monkeypatch.setattr("orchestrator.report.summary.MOST_ATTEMPTS", 12)
+    monkeypatch.setattr("orchestrator.report.reader.MOST_ATTEMPTS", 12)
     few = read_run(made, made / "groups.jsonl")
     assert len(few.rollouts) <= 12 < len(of_all.rollouts)
     assert few.totals == of_all.totals
@@ -267,5 +267,5 @@ def test_what_could_not_be_graded_is_told_apart(tmp_path: Path) -> None:
 
 def test_runs_are_compared_by_all_of_their_attempts(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_all = ComparedRun.read(made)
-    monkeypatch.setattr("orchestrator.report.summary.MOST_ATTEMPTS", 12)
+    monkeypatch.setattr("orchestrator.report.reader.MOST_ATTEMPTS", 12)
     assert ComparedRun.read(made) == of_all

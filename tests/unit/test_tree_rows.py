@@ -14,8 +14,9 @@ import pytest
 from examples.trainer import check_group as check_columns
 from examples.trainer import sequences
 from orchestrator.completion.trajectory import trajectory
+from orchestrator.run.excerpts import read_counted
 from orchestrator.run.groups import GroupFormat, sampled_in, untrained_tokens
-from orchestrator.run.line import attempt_line, read_counted
+from orchestrator.run.line import attempt_line
 from orchestrator.run.rows import group_rows
 from orchestrator.run.tally import Tally
 from orchestrator.run.verify import Findings, Wanted, check_group

@@ -23,8 +23,9 @@ from openenv.core.harness.capture.validate import check_sequence
 from orchestrator import ConfigError, SyncOrchestrator, load_config
 from orchestrator.demo import recording
 from orchestrator.demo.tokenizer import unpack
+from orchestrator.run.excerpts import read_episode
 from orchestrator.run.groups import MASKED, GroupFormat
-from orchestrator.run.line import RecordedAttempt, read_episode, recorded_attempt
+from orchestrator.run.line import RecordedAttempt, recorded_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.run.verify import Findings, check_group
 from orchestrator.trainers.openenv import traces, training_trace

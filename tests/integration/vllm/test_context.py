@@ -91,7 +91,7 @@ async def test_so_it_does_where_the_server_did_not_say_what_it_holds(
 ) -> None:
     """As behind a gateway with a model list of its own: vLLM's refusals are known, and a control is answered."""
     async with a_rollout(plain, tokenizer) as rollout:
-        completer = rollout.lease.completions._completer
+        completer = rollout.lease.completions._sampler._completer
         assert isinstance(completer, IdCompleter)
         completer.context_length = None
         assert (await rollout.ask()).completion is not None

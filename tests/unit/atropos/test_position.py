@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.atropos.feed import Gate
-from orchestrator.atropos.position import Checkpoints, Ledger, Position, Sending, read_position, write_position
+from orchestrator.atropos.position import Ledger, Position, Sending
+from orchestrator.atropos.position_files import Checkpoints, read_position, write_position
 from orchestrator.atropos.stream import TaskStream
 from orchestrator.errors import ConfigError
 from orchestrator.types import BadTask, Task

@@ -12,7 +12,10 @@ from orchestrator.types import Grade, Grader, Task, TaskCheck
 from tests.fakes.plans import a_writable_sandbox
 
 SERVICE = "it needs a service left running: its own solution gets 1 only where that still runs"
-CHANCE = "its own solution gets {}, and must get 1 each time"
+CHANCE = (
+    "its own solution gets {}, and must get 1 each time: "
+    "its tests or its solution must not depend on chance or time"
+)
 
 
 async def check(monkeypatch: pytest.MonkeyPatch, fresh: list[float], live: float) -> TaskCheck:

@@ -21,7 +21,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
 from typing import Any
@@ -286,16 +286,18 @@ class _Served:
 
     plan: RolloutPlan
     tell: Callable[[float, Entry], None]
-    turns: int = 0
     began: float = 0.0
+    sequences: set[int] = field(default_factory=set)  # of its completions; one that is given up comes again
 
-    def __post_init__(self) -> None:
-        if self.plan.prefix is not None:
-            self.turns = len(self.plan.prefix.turns)
+    @property
+    def turns(self) -> int:
+        before = self.plan.prefix.turns if self.plan.prefix else ()
+        return len(before) + len(self.sequences)
 
     def note(self, started_at: float, one: Entry) -> None:
         self.began = started_at
-        self.turns += isinstance(one, Turn)
+        if isinstance(one, Turn):
+            self.sequences.add(one.sequence)
         self.tell(started_at, one)
 
 

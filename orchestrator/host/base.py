@@ -117,7 +117,7 @@ class Hosts(Protocol):
         """How each host stands, by its name. Of a node of a cluster: when it last gave a sign of life."""
 
     def under_way(self) -> Sequence[UnderWay]:
-        """The rollouts that have a sandbox; those on nodes of a cluster, once they were served something."""
+        """The rollouts that have a sandbox. Those on nodes of a cluster count once they were served something."""
 
     async def why_unfit(self, spec: SandboxSpec) -> str | None:
         """Why the image or the user makes such a sandbox impossible, wherever it would be made. None: they do not,

@@ -160,6 +160,26 @@ async def test_a_node_that_dies_costs_no_retry_and_its_rollouts_are_drawn_elsewh
     assert sorted(cluster["a"].cancelled) == sorted(order.plan.rollout_id for order in cluster["a"].orders)
 
 
+@silence
+async def test_a_completion_that_is_given_up_counts_once_among_the_turns_of_a_rollout_under_way() -> None:
+    turn = a_turn("said 1", 1)
+    told = [turn, replace(turn, abandoned=True), a_turn("said 2", 2)]
+    cluster = FakeCluster("a")
+    async with rollouts_on(cluster, max_concurrent_sandboxes=1) as (nodes, executor, _):
+        cluster.hold()
+        (run,) = begun(executor, 1)
+        await until(lambda: bool(cluster["a"].orders))
+        number = cluster["a"].orders[0].number
+        for place, one in enumerate(told):
+            cluster["a"].told.append(News(number, place, 1000.0, one))
+            await until(lambda: not cluster["a"].told)
+        await until(lambda: bool(nodes.under_way()))
+        await until(lambda: nodes.under_way()[0].turns >= 2)
+        assert nodes.under_way()[0].turns == 2
+        cluster.release()
+        await run
+
+
 @pytest.mark.parametrize("how", ["it leaves", "its actor dies", "it falls silent", "it fails"])
 @silence
 async def test_a_node_that_is_lost_costs_no_turn_that_it_told_of(how: str) -> None:

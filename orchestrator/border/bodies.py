@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -85,66 +85,68 @@ class Bodies:
 
 
 class Body:
-    """One body while it passes. It ends with `whole`, or with `drop`."""
+    """One body while it passes. It ends with `whole`, or with `drop`. What comes is hashed and written in a
+    thread, much of it at a time, while more of it passes."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
         self._hash = sha256()
-        self._waiting, self._part = bytearray(), None  # type: bytearray, BinaryIO | None
-        self.size = self._taken = 0
+        self._waiting: list[bytes] = []
+        self._part: BinaryIO | None = None
+        self._putting: asyncio.Future[None] | None = None  # at most one, and nothing else touches the part then
+        self.size = self._waits = self._taken = 0
         self._keeps = True
 
     async def add(self, piece: bytes) -> None:
         """The next piece."""
-        self._hash.update(piece)
+        self._waiting.append(piece)
+        self._waits += len(piece)
         self.size += len(piece)
-        if not self._keeps:
-            return
-        if self.size > MAX_BODY_BYTES or not self._bodies.take(len(piece)):
-            await self._give_up()
-            return
-        self._taken += len(piece)
-        self._waiting += piece
-        if len(self._waiting) >= _WAITING_BYTES:
-            await self._write()
-
-    @property
-    def digest(self) -> str:
-        """The hash of what came so far."""
-        return self._hash.hexdigest()
+        if self._waits >= _WAITING_BYTES:
+            await self._settle()
+            self._begin(self._put, self._next())
 
     async def whole(self) -> tuple[str, bool]:
         """(its hash, whether it is kept)."""
-        digest = self.digest
-        if self._bodies.holds(digest):
-            await self._give_up()
-        elif self._keeps:
-            await self._write()
-            if (part := self._part) is not None:
-                try:
-                    await asyncio.to_thread(self._bodies.keep, part, digest)
-                    self._part, self._taken = None, 0
-                except OSError:
-                    await self._give_up()
+        await self._settle()
+        for piece in (pieces := self._next()):
+            self._hash.update(piece)
+        digest = self._hash.hexdigest()
+        if self._keeps and not self._bodies.holds(digest):
+            self._begin(self._keep, pieces, digest)
+            await self._settle()
+        await self.drop()
         kept = self._bodies.holds(digest)
         self._bodies.left_out += not kept
         return digest, kept
 
     async def drop(self) -> None:
         """It broke off. Idempotent, also behind `whole`."""
-        await self._give_up()
+        self._keeps, self._waiting = False, []
+        await self._settle()
 
-    async def _write(self) -> None:
-        data, self._waiting = bytes(self._waiting), bytearray()
-        try:
-            if self._part is None:
-                self._part = await asyncio.to_thread(self._bodies.open_part)
-            await asyncio.to_thread(self._part.write, data)
-        except OSError:  # a full disk takes nothing from the rollout
-            await self._give_up()
+    def _next(self) -> list[bytes]:
+        """What waits. From here on it takes room, if it is kept."""
+        pieces, size = self._waiting, self._waits
+        self._waiting, self._waits = [], 0
+        self._keeps = self._keeps and self.size <= MAX_BODY_BYTES and self._bodies.take(size)
+        self._taken += size if self._keeps else 0
+        return pieces
 
-    async def _give_up(self) -> None:
-        self._keeps, self._waiting = False, bytearray()
+    def _begin(self, work: Callable[..., None], *words: object) -> None:
+        self._putting = asyncio.ensure_future(asyncio.to_thread(work, *words))
+
+    async def _settle(self) -> None:
+        """The thread has done what it was given. What is not to be kept is gone."""
+        if self._putting is not None:
+            await asyncio.wait([self._putting])
+            try:
+                self._putting.result()
+            except OSError:  # a full disk takes nothing from the rollout
+                self._keeps = False
+            self._putting = None
+        if self._keeps:
+            return
         self._bodies.give_back(self._taken)
         self._taken = 0
         if (part := self._part) is not None:
@@ -152,3 +154,21 @@ class Body:
             part.close()
             with suppress(OSError):
                 await asyncio.to_thread(os.unlink, part.name)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _put(self, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            self._hash.update(piece)
+        if self._keeps:
+            self._write(pieces)
+
+    def _keep(self, pieces: list[bytes], digest: str) -> None:
+        self._bodies.keep(self._write(pieces), digest)
+        self._part, self._taken = None, 0
+
+    def _write(self, pieces: list[bytes]) -> BinaryIO:
+        if self._part is None:
+            self._part = self._bodies.open_part()
+        self._part.writelines(pieces)
+        return self._part

@@ -63,8 +63,9 @@ class Journal:
 
     def end(self, crossing: Crossing, **facts: Any) -> Crossing:
         """Puts an entry on record, shortened where the record has no room for more. Returns all of it."""
+        if facts.get("refusal"):
+            facts["refusal"] = one_line(facts["refusal"])
         ended = replace(crossing, ended_s=self.elapsed_s, **facts)
-        ended = replace(ended, refusal=one_line(ended.refusal) if ended.refusal else "")
         if len(self._crossings) > self._most:
             self.left_out += 1
             return ended

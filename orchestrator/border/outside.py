@@ -1,6 +1,5 @@
 """What a run has in common at its border, and what one rollout is given there."""
 
-import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from orchestrator.border.journal import Journal
 from orchestrator.border.keys import BorderKey
 from orchestrator.border.reach import Reach, There
 from orchestrator.border.recorded import Cache, Playback
-from orchestrator.border.streams import Bytes
 from orchestrator.rules.egress import Entry, Place, Rules
 
 Contexts = Callable[[str], ssl.SSLContext]  # by a host's name, for the server that it is taken for
@@ -61,7 +59,7 @@ class Connection:
     async def open(self, scheme: str, place: Place, entry: Entry) -> tuple[There, bool]:
         """(the connection, whether it was used before). Raises Refused."""
         key = (scheme, place, entry.private)
-        if self._there is not None and self._key == key and await _is_quiet(self._there.stream):
+        if self._there is not None and self._key == key and self._there.is_quiet:
             return self._there, True
         self.close()
         self._there, self._key = await self._reach.open(scheme, place, entry, tls=scheme == "https"), key
@@ -72,15 +70,3 @@ class Connection:
         if self._there is not None:
             self._there.stream.close()
         self._there = None
-
-
-async def _is_quiet(stream: Bytes) -> bool:
-    """Whether the other side has neither hung up nor said anything since it was asked."""
-    try:
-        async with asyncio.timeout(0):
-            await stream.read()
-    except TimeoutError:
-        return True
-    except OSError:
-        pass
-    return False

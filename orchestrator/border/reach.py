@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment
 
-from orchestrator.border.streams import PIECE_BYTES, Bytes, Plain, Tls
+from orchestrator.border.streams import Bytes, Socket, Tls
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.network import is_public, proxy_of, trust
 from orchestrator.rules.egress import Entry, Place, Refused
@@ -27,11 +27,21 @@ Resolve = Callable[[str, int], Awaitable[list[Any]]]  # as `getaddrinfo`
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """A connection to a place. `proxied`: what a plain request to the operator's proxy has besides, and None where
-    it goes to the place itself."""
+    """A connection to a place: a socket, and TLS over it where that is spoken. `proxied`: what a plain request to
+    the operator's proxy has besides, and None where it goes to the place itself."""
 
-    stream: Bytes
+    layers: tuple[Socket | Tls, ...]
     proxied: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def stream(self) -> Bytes:
+        """What is read and written."""
+        return self.layers[-1]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it can be used again: nobody hung up, and nothing waits that was not asked for."""
+        return all(layer.is_quiet for layer in self.layers)
 
 
 async def _resolve(host: str, port: int) -> list[Any]:
@@ -60,7 +70,7 @@ class Reach:
                 except BaseException:
                     inside.close()
                     raise
-                return There(inside)
+                return There((*there.layers, inside))
         except TimeoutError:
             raise Refused(f"{place} does not answer within {_CONNECT_S:g} s", 504) from None
         except ssl.SSLError as error:
@@ -81,7 +91,7 @@ class Reach:
             raise Refused(f'{place} is in a private network: its entry needs "private": true')
         for left, address in enumerate(reversed(addresses)):
             try:
-                return There(Plain(*await asyncio.open_connection(address, place.port, limit=PIECE_BYTES)))
+                return There((await Socket.connect(address, place.port),))
             except OSError:
                 if left + 1 == len(addresses):
                     raise
@@ -92,24 +102,24 @@ class Reach:
         parts = urlsplit(proxy)
         secure, name = parts.scheme == "https", parts.hostname or ""
         port = parts.port or (443 if secure else 80)
-        stream: Bytes = Plain(*await asyncio.open_connection(name, port, limit=PIECE_BYTES))
+        layers: tuple[Socket | Tls, ...] = (await Socket.connect(name, port),)
         try:
             if secure:
-                stream = inside = Tls(stream, await asyncio.to_thread(trust), name)
+                layers += (inside := Tls(layers[0], await asyncio.to_thread(trust), name),)
                 await inside.handshake()
             own: tuple[tuple[str, str], ...] = ()
             if parts.username is not None:
                 words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
                 own = (("Proxy-Authorization", f"Basic {b64encode(words.encode()).decode()}"),)
             if scheme == "http":
-                return There(stream, own)
+                return There(layers, own)
             lines = (f"CONNECT {place} HTTP/1.1", f"Host: {place}", *(f"{name}: {value}" for name, value in own))
-            await stream.write("\r\n".join((*lines, "", "")).encode("latin-1"))
-            await _opened(stream)
+            await layers[-1].write("\r\n".join((*lines, "", "")).encode("latin-1"))
+            await _opened(layers[-1])
         except BaseException:
-            stream.close()
+            layers[0].close()
             raise
-        return There(stream)
+        return There(layers)
 
 
 async def _opened(stream: Bytes) -> None:

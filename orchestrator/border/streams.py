@@ -6,10 +6,12 @@ ends TLS, and a tunnel may lead through a proxy that speaks TLS itself.
 
 import asyncio
 import ssl
+from collections import deque
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, Self, cast
 
 PIECE_BYTES = 256 << 10  # that are read at a time
+_MOST_WAITING_BYTES = 512 << 10  # of what came; more stays with the kernel
 
 
 class Bytes(Protocol):
@@ -34,6 +36,93 @@ class Bytes(Protocol):
     def close(self) -> None:
         """Idempotent."""
         ...
+
+
+class Socket(asyncio.Protocol):
+    """A connection to the outside. What comes is handed on as it came, and is not copied."""
+
+    def __init__(self) -> None:
+        self._transport = cast("asyncio.Transport", None)  # until it is connected
+        self._pieces, self._size = deque[bytes](), 0
+        self._ended = self._lost = False
+        self._error: Exception | None = None
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._room.set()
+
+    @classmethod
+    async def connect(cls, host: str, port: int) -> Self:
+        """Raises OSError."""
+        return (await asyncio.get_running_loop().create_connection(cls, host, port))[1]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the other side has neither hung up nor said anything that was not read."""
+        return not (self._pieces or self._ended or self._lost)
+
+    async def read(self) -> bytes:
+        while not self._pieces:
+            if self._error is not None and not self._ended:
+                raise self._error
+            if self._ended or self._lost:
+                return b""
+            self._news.clear()
+            await self._news.wait()
+        data = self._pieces.popleft()
+        self._size -= len(data)
+        if self._size < _MOST_WAITING_BYTES:
+            self._transport.resume_reading()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        self._demand()
+        self._transport.write(data)
+        if not self._room.is_set():
+            await self._room.wait()
+            self._demand()
+
+    async def end(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def unread(self, data: bytes) -> None:
+        if data:
+            self._pieces.appendleft(data)
+            self._size += len(data)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _demand(self) -> None:
+        if self._lost:
+            raise self._error or ConnectionResetError("the connection was lost")
+
+    # ------------------------------------------------------------ for the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size >= _MOST_WAITING_BYTES:
+            self._transport.pause_reading()
+        self._news.set()
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        self._news.set()
+        return True  # this side may go on writing
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost, self._error = True, exc
+        self._news.set()
+        self._room.set()
+
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
 
 
 class Plain:
@@ -124,6 +213,11 @@ class Tls:
 
     def unread(self, data: bytes) -> None:
         self._unread = data + self._unread
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it holds nothing that was not read."""
+        return not (self._unread or self._tls.pending() or self._incoming.pending)
 
     def close(self) -> None:
         self._under.close()

@@ -123,6 +123,38 @@ async def test_a_body_over_the_bound_is_hashed_and_its_replay_says_so(tmp_path: 
     assert b"its body was not kept" in got.body
 
 
+async def test_a_large_body_is_kept_as_it_came_and_one_that_breaks_off_while_it_is_written_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    bodies, pieces = Bodies(tmp_path, 16 << 20), [bytes([number]) * 300_007 for number in range(30)]
+    for breaks_off in (True, False):
+        body = bodies.body()
+        for piece in pieces:
+            await body.add(piece)
+        if breaks_off:  # a thread is writing
+            await body.drop()
+            assert list(tmp_path.iterdir()) == []
+    assert await body.whole() == (sha256(b"".join(pieces)).hexdigest(), True)  # there was room for it
+    (file,) = tmp_path.iterdir()
+    assert file.read_bytes() == b"".join(pieces)
+    again = bodies.body()
+    for piece in pieces[:10]:
+        await again.add(piece)
+    assert await again.whole() == (sha256(b"".join(pieces[:10])).hexdigest(), True)
+    over = bodies.body()
+    for piece in pieces:
+        await over.add(piece)
+    assert await over.whole() == (
+        sha256(b"".join(pieces)).hexdigest(),
+        True,
+    )  # it is known, and takes no more room
+    over = bodies.body()
+    for piece in reversed(pieces):
+        await over.add(piece)
+    assert await over.whole() == (sha256(b"".join(reversed(pieces))).hexdigest(), False)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 async def test_what_broke_off_takes_no_room(tmp_path: Path) -> None:
     bodies = Bodies(tmp_path / "egress", 10)
     for _ in range(3):

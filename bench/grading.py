@@ -1,7 +1,8 @@
 """Grading: what a second sandbox costs beside the tests' own work, and beside the rollout whose state it grades.
 
 CPU is that of this process, of the keeper, and of all that the keeper has waited for: the OCI runtime and all
-processes in its sandboxes. What others use is not in it.
+processes in its sandboxes. What others use is not in it. The tests' own is what their script takes without a
+sandbox, from the fork of its shell on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import os
 import resource
 import secrets
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -59,6 +61,7 @@ async def measure(scale: Scale) -> Findings:
             await _rollout(replace(plain, task=graded), around)  # opens what all share
             cold: list[float] = []
             walls: list[float] = []
+            tests_own: list[float] = []
             alone: list[float] = []
             both: list[float] = []
             for number in range(times):
@@ -66,6 +69,7 @@ async def measure(scale: Scale) -> Findings:
                 await grade(graded, spec, around.launcher)
                 walls.append(time.perf_counter() - started)
                 cold.append(_cpu_s(around) - before)
+                tests_own.append(await asyncio.to_thread(_cpu_s_of_tests, Path(place)))
                 for task in (graded, plain.task) if number % 2 else (plain.task, graded):
                     before = _cpu_s(around)
                     await _rollout(replace(plain, task=task, rollout_id=secrets.token_hex(4)), around)
@@ -73,11 +77,18 @@ async def measure(scale: Scale) -> Findings:
         workspaces.close()
     most = (None, None) if scale is Scale.TINY else (40.0, 0.5)
     note = "start, end and reading included"
-    found.add("CPU of a cold grader, mean", mean(cold) * 1e3, "ms", note=note, at_most=most[0])
+    beside = mean(cold) - mean(tests_own)
+    found.add("CPU of a cold grader, mean", mean(cold) * 1e3, "ms", note=note)
+    found.add("of it beside the tests' own", beside * 1e3, "ms", at_most=most[0])
     found.add("wall clock of a cold grader, p50", p50(walls) * 1e3, "ms")
     found.add(f"CPU of a rollout of {STEPS} steps, mean", mean(alone), "CPU-s", note="its sandbox made cold")
     found.add("what grading adds / the rollout", mean(both) / mean(alone) - 1, "x", at_most=most[1])
-    found.samples |= {"cold grader, CPU-s": cold, "rollout, CPU-s": alone, "rollout with grading, CPU-s": both}
+    found.samples |= {
+        "cold grader, CPU-s": cold,
+        "tests alone, CPU-s": tests_own,
+        "rollout, CPU-s": alone,
+        "rollout with grading, CPU-s": both,
+    }
     return found
 
 
@@ -115,6 +126,14 @@ async def _rollout(plan: RolloutPlan, around: Resources) -> None:
     grade = attempt.record.grade
     if not isinstance(attempt.outcome, Ended) or (plan.task.grader and (grade is None or not grade.rewards)):
         raise RuntimeError(f"the rollout did not end as it should: {attempt.outcome}, {grade}")
+
+
+def _cpu_s_of_tests(place: Path) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    script = TEST_SH.replace("/logs/verifier", str(place))
+    subprocess.run(["/bin/sh", "-c", script], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def _cpu_s(around: Resources) -> float:

@@ -39,7 +39,7 @@ _SANDBOX_TRIES = 2
 POLICY_S = 60.0  # a script of the panel; it needs less than a second
 _MOST_OUTPUTS = 50  # of a solution, that the panel plants something in
 # The limit of grading a cheat: what hangs is to end. Above 3 times the solution's own, that is the policy's doing.
-TIMES_SOLUTION, LEAST_S = 5, 20.0
+TIMES_SOLUTION, LEAST_S = 5, 10.0
 _OURS = (f"{SOLUTION}/", "/tests/", "/logs/", "/planted")
 _BYTECODE = re.compile(r"/__pycache__/|\.pyc$")
 _SHOWN_CHARS = 300

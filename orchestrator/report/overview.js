@@ -55,6 +55,11 @@ function overview() {
   ];
 }
 
+// What shows all of a run; of a groups file alone, one rollout at a time.
+function viewCommand() {
+  return run.directory ? `orchestrator view --serve ${plain(run.directory)}` : `orchestrator view ${plain(run.name)} --rollout ID`;
+}
+
 function notices() {
   const { rollout_lines: rollouts, group_lines: groups } = run.skipped;
   const list = el("ul", "notices");
@@ -70,7 +75,7 @@ function notices() {
   } else if (run.forgotten) {
     list.append(el("li", "warning",
       `The figures are of all attempts. Groups, medians and slots are of the last ${whole(run.rollouts.length)}; ` +
-      `${counted(run.forgotten, "earlier one")} of ${counted(run.forgotten_groups, "group")} are shown by "orchestrator view --serve ${plain(run.directory)}".`));
+      `${counted(run.forgotten, "earlier one")} of ${counted(run.forgotten_groups, "group")} are shown by "${viewCommand()}".`));
   }
   if (run.shared) list.append(el("li", "", "For sharing: reference answers, answers and steps are not in this file, as a right answer tells the reference."));
   if (run.only) list.append(el("li", "warning", shown(`This page has only ${run.only}. The figures are of the whole run.`)));
@@ -78,7 +83,7 @@ function notices() {
     list.append(el("li", "warning",
       `To keep this file small it has the steps and tokens of ${whole(run.rollouts.length - run.left_out)} of ` +
       `${counted(run.rollouts.length, "attempt")}: of every outcome, and of groups of each kind and level in turns. All the others are in the table; ` +
-      `to see them, "orchestrator view --serve ${plain(run.directory)}".`));
+      `to see them, "${viewCommand()}".`));
   }
   return list.childElementCount ? list : null;
 }

@@ -6,10 +6,12 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import main
 from orchestrator.report import write_report
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.line import attempt_line
@@ -439,6 +441,17 @@ def test_code_prompts_ids_and_the_command_of_a_replay_are_copied(page, report: s
     unfold(page.locator(".tokens"))
     page.get_by_role("button", name="copy the ids").click()
     until(page, "navigator.clipboard.readText().then((text) => JSON.parse(text).length > 100, () => false)")
+
+
+def test_the_report_of_a_groups_file_offers_no_command_that_needs_a_record(browser, report: str, tmp_path: Path):
+    shutil.copy(report.removeprefix("file://").replace(".html", ".jsonl"), tmp_path / "alone.jsonl")
+    assert main(["view", str(tmp_path / "alone.jsonl")]) == 0
+    with closing(browser.new_context()) as context:
+        alone = context.new_page()
+        alone.goto((tmp_path / "alone.html").as_uri() + "#rollout-g000001-r01-a0")
+        assert alone.title().endswith("alone.jsonl – run report")
+        assert alone.locator("#view h1").count() == 1
+        assert alone.locator("#view header .copy").count() == 0
 
 
 def test_tokens_are_read_by_keyboard(page, report: str):

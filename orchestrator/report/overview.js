@@ -102,7 +102,7 @@ function tiles() {
   });
   return el("section", "tiles",
     tile(totals.scored ? percent(totals.solved / totals.scored) : "–", "of rollouts solved", totals.interval === null ? "none was scored"
-      : `${whole(totals.solved)} of ${whole(totals.scored)}; 95 %: ${totals.interval.map(percent).join(" to ")}`),
+      : `${whole(totals.solved)} of ${whole(totals.scored)}; 95 % over groups: ${totals.interval.map(percent).join(" to ")}`),
     tile(score(totals.scored ? totals.score / totals.scored : null), "mean score", `${counted(totals.attempts, "attempt")} in all`),
     tile(whole(totals.written), totals.written === 1 ? "group written" : "groups written", others.join(", ") || "none dropped"),
     el("div", "tile links", el("b", "", whole(totals.mixed)), el("span", "", "with mixed scores"), ...groups),

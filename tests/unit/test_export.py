@@ -351,8 +351,10 @@ def damage(run: Path, number: int, change: Callable[[bytes], bytes]) -> None:
         (lambda line: line.replace(b'"schema":2', b'"schema":3', 1), "schema"),
         (lambda line: line.replace(b'"prompt_tokens":', b'"prompt_tokenz":'), "prompt_tokens"),
         (lambda line: b"\xff\x00\n", "json"),
+        (lambda line: line.replace(b'"token_ids":[', b'"token_ids":[4294967296,', 1), "token_ids.0"),
+        (lambda line: dumps({**json.loads(line), "segment": 7}) + b"\n", "no segment 7"),
     ],
-    ids=["torn", "another schema", "only wrong when read whole", "no text"],
+    ids=["torn", "another schema", "only wrong when read whole", "no text", "no id", "no such line"],
 )
 def test_a_damaged_line_is_named_and_costs_no_other(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[bytes], bytes], reason: str

@@ -499,6 +499,17 @@ def test_a_report_of_an_empty_run_opens(page, tmp_path: Path):
     assert errors == []
 
 
+def test_a_rollout_that_was_graded_later_had_one_slot(page, tmp_path: Path):
+    timed = {"started_at": 1e9, "duration_s": 5.0, "launch_s": 0.5}
+    ended = {"outcome": "finished", "reason": ""}
+    stopped = an_attempt_line(outcome="cancelled", score=None, ungraded=ended, **timed)
+    graded = an_attempt_line(rollout_id="g000000-r00-a1", attempt=1, **timed)
+    (tmp_path / "rollouts.jsonl").write_bytes(b"".join(dumps(line) + b"\n" for line in (stopped, graded)))
+    once, errors = opened_apart(page, tmp_path)
+    assert once.locator("canvas.slots").get_attribute("aria-label").startswith("1 slot over 5.50 s:")
+    assert errors == []
+
+
 @pytest.mark.long
 def test_fields_of_any_type_break_no_view(page, tmp_path: Path):
     count = write_odd_run(tmp_path)

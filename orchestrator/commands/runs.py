@@ -62,7 +62,10 @@ def run(
     console = Console(sys.stdout, soft_wrap=True, width=1000)
     console.print(table if runs else printable(f"no run in {folder}"), markup=False)
     if any(one["groups"] is None or one["scored"] is None for one in runs):
-        console.print("-: not counted, as that would take long; `orchestrator view RUN` counts all of a run")
+        console.print(
+            "-: not counted, as that would take long or there is no groups file; "
+            "`orchestrator view RUN` counts all of a run"
+        )
     return 0
 
 

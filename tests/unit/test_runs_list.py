@@ -106,6 +106,12 @@ def test_a_full_disk_costs_only_the_end(tmp_path: Path) -> None:
     assert not (tmp_path / END_FILE).exists()
 
 
+def test_a_run_without_a_groups_file_is_not_said_to_take_long(tmp_path: Path, capsys) -> None:
+    write_recorded_run(tmp_path / "evaluation")
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "or there is no groups file" in capsys.readouterr().out
+
+
 def test_large_files_are_not_read(
     tmp_path: Path, listed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

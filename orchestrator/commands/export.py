@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -19,6 +20,7 @@ from orchestrator.exporting.folder import CARD_FILE, PROVENANCE_FILE, card, open
 from orchestrator.exporting.formats import FORMATS, Format, line
 from orchestrator.exporting.harbor import HARBOR, HarborJob
 from orchestrator.exporting.record import LeftOut, Survey
+from orchestrator.rules.forks import BranchRule
 from orchestrator.rules.text import printable
 from orchestrator.run.files import ROLLOUTS_FILE, RUN_FILE, is_going_on, read_recorded, saved_env, saved_tokenizer
 from orchestrator.run.groups import GroupFormat
@@ -103,6 +105,7 @@ async def _exported(
         else:
             policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
             trained = GroupFormat.of(config.env, tokenizer, include_messages=config.env.include_messages)
+            trained = replace(trained, trunk_masked=_masks_trunks(described))
             chooser = Chooser(record, survey, policy, config.env.group_size, trained, choice)
             count = await _write(form, chooser, folder)
             wrong = chooser.wrong
@@ -178,6 +181,15 @@ def _tokenizer(config: Config, described: Mapping[str, Any], notes: list[str]) -
         )
         notes.append(f"{missing}: messages keep the tokens that end a turn; --env.tokenizer_name names one")
     return tokenizer
+
+
+def _masks_trunks(described: Mapping[str, Any]) -> bool:
+    """Whether what branches share with their trunk is not trained there. Raises ConfigError."""
+    branch = saved_env(dict(described)).get("branch")
+    try:
+        return branch is not None and BranchRule.parse(str(branch)).trunk_masked
+    except ValueError as error:
+        raise ConfigError(f"RUN_DIR: its env.branch: {error}") from error
 
 
 def _provenance(

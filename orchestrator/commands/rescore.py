@@ -184,7 +184,7 @@ def _facts(config: Config, run_dir: Path, described: Mapping[str, Any], notes: l
 def _report(run: NewRun, path: Path) -> str:
     html = report_beside(run.groups)
     try:
-        write_report(run.folder, run.groups, html)
+        write_report(run.folder, run.groups, html, named=(path.absolute().name, str(path)))
     except Exception as error:  # the data are written: a failing report must not fail them
         return f"none, it could not be written: {error_line(error)}"
     return str(path / html.name)

@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError, os_error_as
+from orchestrator.report.totals import is_aside
 from orchestrator.rules.text import printable
 from orchestrator.run.ending import counts, read_end
-from orchestrator.run.files import RUN_FILE, groups_file_of, groups_in, is_going_on, read_description, record_of
+from orchestrator.run.files import (
+    RUN_FILE,
+    groups_file_of,
+    groups_in,
+    is_going_on,
+    read_description,
+    record_of,
+    saved_env,
+)
 from orchestrator.run.frames import is_compressed
-from orchestrator.run.lenient import lines_from, mapping, objects, text
+from orchestrator.run.lenient import json_lines, lines_from, mapping, objects, text
 from orchestrator.run.prices import PriceList, Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.tasks import DEMO_TASKS
@@ -53,7 +62,10 @@ def run(
     console = Console(sys.stdout, soft_wrap=True, width=1000)
     console.print(table if runs else printable(f"no run in {folder}"), markup=False)
     if any(one["groups"] is None or one["scored"] is None for one in runs):
-        console.print("-: not counted, as that would take long; `orchestrator view RUN` counts all of a run")
+        console.print(
+            "-: not counted, as that would take long or there is no groups file; "
+            "`orchestrator view RUN` counts all of a run"
+        )
     return 0
 
 
@@ -111,7 +123,9 @@ def _command(directory: Path, description: dict[str, Any]) -> str:
 def _counted(directory: Path, description: dict[str, Any], prices: Prices | None) -> dict[str, Any]:
     """Counts of a run that goes on, was killed, or is of an earlier version; without what would take long."""
     groups = groups_in(directory, groups_file_of(description))
-    return {**_counted_record(directory, prices), "groups": None if groups is None else _lines(groups)}
+    sides = saved_env(description).get("trained_segments") == "all_segments"
+    number = None if groups is None else _group_count(groups, with_sides=sides)
+    return {**_counted_record(directory, prices), "groups": number}
 
 
 def _counted_record(directory: Path, prices: Prices | None) -> dict[str, Any]:
@@ -122,10 +136,14 @@ def _counted_record(directory: Path, prices: Prices | None) -> dict[str, Any]:
     return counts(Tally.read(record, prices))
 
 
-def _lines(path: Path) -> int | None:
+def _group_count(path: Path, *, with_sides: bool) -> int | None:
+    """`with_sides`: a group may have several lines."""
     size = path.stat().st_size
+    if with_sides:
+        groups = (objects((line or {}).get("overrides")) for _, line in json_lines(path))
+        return sum(not all(map(is_aside, members)) for members in groups) if size <= RECORD_BYTES else None
     if is_compressed(path):
-        return sum(1 for _ in lines_from(path)) if size <= RECORD_BYTES else None
+        return sum(line.is_whole for line in lines_from(path)) if size <= RECORD_BYTES else None
     if size > GROUPS_BYTES:
         return None
     with path.open("rb") as file:

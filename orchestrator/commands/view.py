@@ -21,10 +21,12 @@ from orchestrator.report.live import LiveReport
 from orchestrator.report.summary import Run, Wanted
 from orchestrator.report.totals import outcome_counts
 from orchestrator.run.files import (
+    RUN_FILE,
     RunFiles,
     find_run,
     is_going_on,
     read_description,
+    record_of,
     report_of,
     saved_tokenizer,
 )
@@ -125,13 +127,16 @@ def _beside(files: RunFiles, wanted: Wanted | None) -> Path:
 
 
 def _write(files: RunFiles, html: Path, **how: Any) -> Run:
-    """`how`: as of `write_report`."""
-    if files.directory is not None:
-        return write_report(files.directory, files.groups or files.directory / "groups.jsonl", html, **how)
-    assert files.groups is not None
+    """`how`: as of `write_report`. Without a record, the rollouts are made from the groups file."""
+    directory, groups = files.directory, files.groups
+    if directory is not None and (groups is None or record_of(directory) is not None):
+        return write_report(directory, groups or directory / "groups.jsonl", html, **how)
+    assert groups is not None
     with tempfile.TemporaryDirectory(prefix="view-") as folder:
-        write_rollouts(files.groups, Path(folder) / "rollouts.jsonl")
-        return write_report(Path(folder), files.groups, html, **how)
+        write_rollouts(groups, Path(folder) / "rollouts.jsonl")
+        if directory is not None:
+            (Path(folder) / RUN_FILE).symlink_to((directory / RUN_FILE).absolute())
+        return write_report(Path(folder), groups, html, named=(files.name.absolute().name, ""), **how)
 
 
 def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:

@@ -132,7 +132,7 @@ class HarborJob:
 
     def _result(self, attempt: RecordedAttempt) -> dict[str, Any]:
         record, outcome, score = attempt.record, attempt.outcome, attempt.score
-        seconds = max(record.duration_s + record.waiting_s, record.turns[-1].ended_s if record.turns else 0.0)
+        seconds = max([record.duration_s, *(turn.ended_s for turn in record.own_turns)])
         timing = {"started_at": moment(record.started_at), "finished_at": moment(record.started_at + seconds)}
         failure = None
         if isinstance(outcome, Failed):

@@ -33,16 +33,20 @@ def write_report(
     wanted: Wanted | None = None,
     price_list: PriceList = NO_PRICES,
     answers: bool = True,
+    named: tuple[str, str] | None = None,
 ) -> Run:
     """Writes `html`, completely or not at all, and returns its content. Blocks: seconds for a large run.
     Without `answers` it has neither reference answers nor anything that may tell them: no answer, no step.
+    `named`: the run's name and directory, where those of `run_directory` will not last; see `Run`.
 
     Raises OSError on writing; ConfigError if nothing is there that is `wanted`. Unusable lines are counted in the
     page. Without `tokenizer` tokens are shown as ids.
     """
     run = read_run(run_directory, groups_file, wanted=wanted, price_list=price_list)
+    if named is not None:
+        run.name, run.directory = named
     if wanted is not None and not run.rollouts:
-        raise ConfigError(f"{run_directory} has nothing of {wanted}")
+        raise ConfigError(f"{run.directory or run.name} has nothing of {wanted}")
     if not answers:
         run.leave_out_answers()
     with Page(html) as page:

@@ -11,7 +11,7 @@ MOST_SAID = 256 << 10  # characters of a rollout's transcript that are searched
 # Of an attempt: what the panels of the page are drawn from.
 _SLIM = (
     "id", "outcome", "score", "solved", "node", "policy", "started_at", "launch_s", "duration_s", "waiting_s",
-    "cpu_s", "retries", "tokens", "prompt_tokens", "steps", "calls", "staleness", "waits",
+    "cpu_s", "retries", "tokens", "prompt_tokens", "steps", "calls", "staleness", "waits", "counts",
 )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ from orchestrator.run.frames import INDEX_BITS, is_compressed, squeezed
 from orchestrator.run.lenient import Skipped
 from orchestrator.run.prices import NO_PRICES, PriceList
 
-_FORMAT = 2
+_FORMAT = 3
 _LINES = 250  # that are read at a time: others wait for as long
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 _CURRICULUM = "curriculum"  # what is counted of it is not kept: it is short, and read again whole

@@ -55,6 +55,11 @@ function overview() {
   ];
 }
 
+// What shows all of a run; of a groups file alone, one rollout at a time.
+function viewCommand() {
+  return run.directory ? `orchestrator view --serve ${plain(run.directory)}` : `orchestrator view ${plain(run.name)} --rollout ID`;
+}
+
 function notices() {
   const { rollout_lines: rollouts, group_lines: groups } = run.skipped;
   const list = el("ul", "notices");
@@ -70,7 +75,7 @@ function notices() {
   } else if (run.forgotten) {
     list.append(el("li", "warning",
       `The figures are of all attempts. Groups, medians and slots are of the last ${whole(run.rollouts.length)}; ` +
-      `${counted(run.forgotten, "earlier one")} of ${counted(run.forgotten_groups, "group")} are shown by "orchestrator view --serve ${plain(run.directory)}".`));
+      `${counted(run.forgotten, "earlier one")} of ${counted(run.forgotten_groups, "group")} are shown by "${viewCommand()}".`));
   }
   if (run.shared) list.append(el("li", "", "For sharing: reference answers, answers and steps are not in this file, as a right answer tells the reference."));
   if (run.only) list.append(el("li", "warning", shown(`This page has only ${run.only}. The figures are of the whole run.`)));
@@ -78,7 +83,7 @@ function notices() {
     list.append(el("li", "warning",
       `To keep this file small it has the steps and tokens of ${whole(run.rollouts.length - run.left_out)} of ` +
       `${counted(run.rollouts.length, "attempt")}: of every outcome, and of groups of each kind and level in turns. All the others are in the table; ` +
-      `to see them, "orchestrator view --serve ${plain(run.directory)}".`));
+      `to see them, "${viewCommand()}".`));
   }
   return list.childElementCount ? list : null;
 }
@@ -97,7 +102,7 @@ function tiles() {
   });
   return el("section", "tiles",
     tile(totals.scored ? percent(totals.solved / totals.scored) : "–", "of rollouts solved", totals.interval === null ? "none was scored"
-      : `${whole(totals.solved)} of ${whole(totals.scored)}; 95 %: ${totals.interval.map(percent).join(" to ")}`),
+      : `${whole(totals.solved)} of ${whole(totals.scored)}; 95 % over groups: ${totals.interval.map(percent).join(" to ")}`),
     tile(score(totals.scored ? totals.score / totals.scored : null), "mean score", `${counted(totals.attempts, "attempt")} in all`),
     tile(whole(totals.written), totals.written === 1 ? "group written" : "groups written", others.join(", ") || "none dropped"),
     el("div", "tile links", el("b", "", whole(totals.mixed)), el("span", "", "with mixed scores"), ...groups),

@@ -127,7 +127,7 @@ async function besideView(...pair) {
 function missingNote(rollout) {
   if (run.shared) return "Answers and steps are left out of this file, which is for sharing.";
   if (SERVED) return `The line of ${plain(rollout.id)} cannot be read any more.`;
-  return `The steps of ${plain(rollout.id)} are not in this file, to keep it small. To see them: orchestrator view ${plain(run.directory)} --rollout ${plain(rollout.id)}`;
+  return `The steps of ${plain(rollout.id)} are not in this file, to keep it small. To see them: orchestrator view ${plain(run.directory || run.name)} --rollout ${plain(rollout.id)}`;
 }
 
 function brokenList(rollouts) {
@@ -156,8 +156,8 @@ async function rolloutView(rollout) {
     el("header", "", el("h1", "", shown(group.task)),
       el("p", "", rollout.running ? el("span", "badge dropped", "under way") : badge(rollout.outcome, isCorrect(rollout)), rollout.reason ? el("span", "reason", shown(rollout.reason)) : null,
         branchNote(rollout),
-        copier("copy the command that replays it", `orchestrator replay ${quoted(run.directory)} --rollout ${quoted(rollout.id)}`),
-        rollout.score === null ? null : copier("copy the command that branches at the open turn", () => branchCommand(rollout)),
+        run.directory && copier("copy the command that replays it", `orchestrator replay ${quoted(run.directory)} --rollout ${quoted(rollout.id)}`),
+        rollout.score === null || !run.directory ? null : copier("copy the command that branches at the open turn", () => branchCommand(rollout)),
         besideLink(rollout, group))),
     group.question ? el("pre", "question", shown(group.question)) : null,
     facts([["score", score(rollout.score)], ...advantageFact(rollout, group),

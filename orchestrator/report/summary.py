@@ -30,7 +30,7 @@ class Run:
     """
 
     name: str = ""
-    directory: str = ""  # as the user wrote it
+    directory: str = ""  # as the user wrote it; empty: a groups file alone is shown
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what makes the data less than they could be

@@ -9,9 +9,10 @@ const PHASES = [["sampling", "waits for a completion"], ["tool", "waits for a to
   ["launch", "its sandbox starts"], ["idle", "no rollout"]];
 const span = { from: null, to: null };  // what is shown, in seconds since the first start; null: to the end of it
 
-// Rollouts in lanes, as many as ran at a time; those of one node stay together.
+// Rollouts in lanes, as many as ran at a time; those of one node stay together. What was only graded again, from its
+// record, had no slot of its own.
 function lanesOf(rollouts) {
-  const timed = rollouts.filter((r) => r.started_at !== null && r.duration_s !== null);
+  const timed = rollouts.filter((r) => r.counts && r.started_at !== null && r.duration_s !== null);
   const launched = (r) => r.started_at - (r.launch_s || 0);
   const start = timed.reduce((least, r) => Math.min(least, launched(r)), Infinity);
   const byNode = new Map();

@@ -199,7 +199,8 @@ class Totals:
             "outside": +self.outside,
             **{name: getattr(self, name) for name in ("groups", "written", "mixed", "divided")},
             **{name: getattr(self, name) for name in ("all_right", "all_wrong")},
-            "interval": wilson(self.solved / self.scored, self.scored) if self.scored else None,
+            # Rollouts of one task are not independent: the n is that of groups.
+            "interval": wilson(self.solved / self.scored, min(self.scored, self.groups)) if self.scored else None,
             "outcomes": [(name, times, self.solved_as[name]) for name, times in (+self.outcomes).most_common()],
             "errors": self._errors(),
             "not_scored": _most(self.not_scored),

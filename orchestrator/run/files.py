@@ -104,6 +104,10 @@ def read_run(directory: Path, setting: str = "env.resume") -> Mapping[str, Any]:
         raise ConfigError(f"{setting}: {path} is not valid JSON") from error
     if not isinstance(description, dict) or not isinstance(description.get("config"), dict):
         raise ConfigError(f"{setting}: {path} does not describe a run")
+    try:
+        orjson.dumps(description)  # for its proof, and to be handed on
+    except TypeError:
+        raise ConfigError(f"{setting}: {path} is nested too deep to describe a run") from None
     return description
 
 

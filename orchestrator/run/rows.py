@@ -175,7 +175,9 @@ def recorded_rows(
     for segment, made in lines.items():
         row = replace(_bare(attempt, dropped, segment), main=segment == main, weight=weights.get(segment, 0.0))
         row = row if segment in weights else replace(row, score=None)
-        row = _filled(row, attempt.record, last[segment], made, learns=learns and segment in weights)
+        # A line that there is not, as a record that was changed may name it, has no last turn and no ids.
+        turn = last.get(segment, turns[-1])
+        row = _filled(row, attempt.record, turn, made, learns=learns and segment in weights)
         if place is not None and isinstance(made, Trajectory):
             values = place.advantages(attempt.record, made, form.tokenizer, attempt.agent.closing_tag)
             row = replace(row, advantages=tuple(values[len(row.prompt_ids) :]))

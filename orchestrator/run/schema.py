@@ -43,7 +43,7 @@ _REASON_CHARS = 200
 T = TypeVar("T")
 Whole = Annotated[int, Field(ge=0, le=MAX_JSON_INTEGER)]
 Real = Annotated[float, Field(allow_inf_nan=False, le=MAX_JSON_INTEGER)]
-Ids = tuple[Whole, ...]
+Ids = tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...]  # as `completion.base.ids_of` takes them
 Offer = tuple[dict[str, Any], ...]
 
 

@@ -6,10 +6,12 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import main
 from orchestrator.report import write_report
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.line import attempt_line
@@ -441,6 +443,17 @@ def test_code_prompts_ids_and_the_command_of_a_replay_are_copied(page, report: s
     until(page, "navigator.clipboard.readText().then((text) => JSON.parse(text).length > 100, () => false)")
 
 
+def test_the_report_of_a_groups_file_offers_no_command_that_needs_a_record(browser, report: str, tmp_path: Path):
+    shutil.copy(report.removeprefix("file://").replace(".html", ".jsonl"), tmp_path / "alone.jsonl")
+    assert main(["view", str(tmp_path / "alone.jsonl")]) == 0
+    with closing(browser.new_context()) as context:
+        alone = context.new_page()
+        alone.goto((tmp_path / "alone.html").as_uri() + "#rollout-g000001-r01-a0")
+        assert alone.title().endswith("alone.jsonl – run report")
+        assert alone.locator("#view h1").count() == 1
+        assert alone.locator("#view header .copy").count() == 0
+
+
 def test_tokens_are_read_by_keyboard(page, report: str):
     open_at(page, report, "#rollout-g000001-r00-a0")
     unfold(page.locator(".tokens"))
@@ -483,6 +496,17 @@ def test_a_report_of_an_empty_run_opens(page, tmp_path: Path):
     empty, errors = opened_apart(page, tmp_path)
     assert empty.locator(".tile b").all_text_contents()[:3] == ["–", "–", "0"]
     assert "no rollout was scored" in empty.locator(".panels").text_content()
+    assert errors == []
+
+
+def test_a_rollout_that_was_graded_later_had_one_slot(page, tmp_path: Path):
+    timed = {"started_at": 1e9, "duration_s": 5.0, "launch_s": 0.5}
+    ended = {"outcome": "finished", "reason": ""}
+    stopped = an_attempt_line(outcome="cancelled", score=None, ungraded=ended, **timed)
+    graded = an_attempt_line(rollout_id="g000000-r00-a1", attempt=1, **timed)
+    (tmp_path / "rollouts.jsonl").write_bytes(b"".join(dumps(line) + b"\n" for line in (stopped, graded)))
+    once, errors = opened_apart(page, tmp_path)
+    assert once.locator("canvas.slots").get_attribute("aria-label").startswith("1 slot over 5.50 s:")
     assert errors == []
 
 

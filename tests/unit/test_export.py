@@ -351,8 +351,10 @@ def damage(run: Path, number: int, change: Callable[[bytes], bytes]) -> None:
         (lambda line: line.replace(b'"schema":2', b'"schema":3', 1), "schema"),
         (lambda line: line.replace(b'"prompt_tokens":', b'"prompt_tokenz":'), "prompt_tokens"),
         (lambda line: b"\xff\x00\n", "json"),
+        (lambda line: line.replace(b'"token_ids":[', b'"token_ids":[4294967296,', 1), "token_ids.0"),
+        (lambda line: dumps({**json.loads(line), "segment": 7}) + b"\n", "no segment 7"),
     ],
-    ids=["torn", "another schema", "only wrong when read whole", "no text"],
+    ids=["torn", "another schema", "only wrong when read whole", "no text", "no id", "no such line"],
 )
 def test_a_damaged_line_is_named_and_costs_no_other(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[bytes], bytes], reason: str
@@ -585,3 +587,19 @@ def test_rollouts_that_part_at_a_turn_are_pairs_behind_all_that_they_share(tmp_p
     assert trained == {"chosen": [220, 221, 230, 231], "rejected": [120, 121, 130, 131]}
     # The other branch shares the task alone with the whole rollout: what it inherited is no answer of its own.
     assert left_out(tmp_path / "dpo") == {"in a pair whose prompts differ": 2}
+
+
+@pytest.mark.parametrize("trunk", ["trained", "masked"])
+def test_what_a_trunk_shares_is_masked_where_the_run_masks_it(tmp_path: Path, trunk: str) -> None:
+    group = tree()
+    config = load_config(
+        env={"group_size": 6, "tokenizer_name": "none", "branch": f"turns:2,3 width:1 trunk:{trunk}"},
+        openai={"base_url": "http://localhost:9/v1", "model_name": "scripted"},
+    )
+    run = write_run(tmp_path / "run", *group.members_G, facts={"version": "0.1.0", "config": config.public()})
+    (written,) = GroupFormat.of(config.env, None).groups(group)
+    assert export(run, tmp_path / "trl", "--format", "trl", "--env.group_policy", "partial:1") == 0
+    assert [
+        [i for i, m in zip(row["completion_ids"], row["env_mask"], strict=True) if m]
+        for row in rows(tmp_path / "trl")
+    ] == [[i for i in mask if i != -100] for mask in written["masks"]]

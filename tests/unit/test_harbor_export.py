@@ -142,6 +142,9 @@ def test_every_attempt_is_a_trial_with_the_score_as_its_reward(recorded: Path, j
         rewards = result["verifier_result"] and result["verifier_result"]["rewards"]
         assert (rewards and rewards["reward"]) == (attempt.score and attempt.score.value)
         assert result["agent_result"]["metadata"]["outcome"] == str(attempt.outcome.name)
+        begun, ended = (datetime.fromisoformat(result[name]) for name in ("started_at", "finished_at"))
+        lasted_s = max([attempt.record.duration_s, *(turn.ended_s for turn in attempt.record.turns)])
+        assert (ended - begun).total_seconds() == pytest.approx(lasted_s, abs=1e-5)  # waiting is a part of it
     config, result = read(job / "config.json"), read(job / "result.json")
     assert [task["path"] for task in config["tasks"]] == [f"sum-{n}" for n in range(4)]
     assert (result["n_total_trials"], result["stats"]["n_completed_trials"]) == (16, 16)

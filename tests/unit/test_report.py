@@ -18,6 +18,7 @@ from orchestrator.report import reader, write_report
 from orchestrator.report.details import TokenTable
 from orchestrator.report.page import Page, as_block
 from orchestrator.report.summary import Wanted
+from orchestrator.rules.estimates import wilson
 from orchestrator.run.lines import dumps
 from tests.fakes.odd_run import an_attempt_line, write_odd_run
 from tests.fakes.synthetic_run import HOSTILE, WordTokenizer, write_synthetic_run
@@ -333,6 +334,15 @@ def test_what_the_scorer_calls_solved_and_why_it_could_not_say(tmp_path: Path):
     rollouts = written(tmp_path).block("run")["rollouts"]
     assert [r["solved"] for r in rollouts] == [True, False, False]
     assert [(r["unscorable"], r["reason"]) for r in rollouts][1] == (True, "mine raised KeyError")
+
+
+def test_the_interval_of_the_solved_share_has_groups_as_n(synthetic):
+    page = synthetic[2]
+    totals = page.block("run")["totals"]
+    groups = {row["group"] for row in page.block("run")["rollouts"]}
+    assert totals["scored"] > len(groups)
+    low, high = wilson(totals["solved"] / totals["scored"], len(groups))
+    assert totals["interval"] == [pytest.approx(low), pytest.approx(high)]
 
 
 def test_outcomes_that_broke_are_listed_and_their_group_told_apart(synthetic):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.commands.rescore import _report
 from orchestrator.engine.group import GroupPolicy
 from orchestrator.engine.health import HealthGate
 from orchestrator.errors import ConfigError, ScorerError
@@ -312,6 +313,15 @@ def test_a_new_run_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
         assert (run.add(b"one\n"), run.add(b"two\n")) == (0, 4)
         run.describe({"a": 1})
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"run.json", "rollouts.jsonl"}
+
+
+def test_its_report_has_that_name_too(tmp_path: Path) -> None:
+    with new_run(tmp_path / "new") as run:
+        run.describe({})
+        run.write_groups([])
+        assert _report(run, tmp_path / "new") == str(tmp_path / "new" / "groups.html")
+    page = (tmp_path / "new" / "groups.html").read_text()
+    assert f'"name":"new","directory":"{tmp_path}/new"' in page
 
 
 def test_who_comes_second_is_told_and_overwrites_nothing(tmp_path: Path) -> None:

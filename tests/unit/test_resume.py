@@ -338,6 +338,7 @@ def test_saved_settings_must_describe_a_run(tmp_path: Path) -> None:
     for text, complaint in (
         ("{", "not valid JSON"),
         ("[]", "does not describe a run"),
+        (f'{{"config": {{}}, "proof": "00", "notes": {"[" * 300 + "]" * 300}}}', "nested too deep"),
         ('{"config": {"env": {}, "openai": []}}', "names no server"),
         ('{"config": {"env": {"new_in_2030": 1}, "openai": [{}]}}', "another version"),
         ('{"config": {"env": {"group_size": -1}, "openai": [{}]}}', "group_size"),

@@ -14,6 +14,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.commands import runs as command
 from orchestrator.run.ending import END_FILE, ending
+from orchestrator.run.frames import Packer
 from orchestrator.run.tally import Tally
 from tests.fakes.recorded_run import write_recorded_run
 
@@ -44,6 +45,17 @@ def test_a_run_without_an_end_is_counted_from_its_files(tmp_path: Path, listed) 
         "groups": 3, "scored": 15, "solved": 6, "cost": None, "state": "broken off",
     }  # fmt: skip
     assert [found["run"] for found in listed(run)] == [str(run)]  # the run itself, too
+
+
+def test_a_group_counts_once_however_many_lines_it_has_and_a_torn_one_not_at_all(tmp_path: Path, listed) -> None:
+    packed, sides = (write_recorded_run(tmp_path / name) for name in ("packed", "sides"))
+    (packed / "groups.jsonl.zst").write_bytes(Packer().packed([b"{}\n", b"{}\n"]))  # its frame is not closed
+    description = json.loads((sides / "run.json").read_bytes())
+    description["config"]["env"]["trained_segments"] = "all_segments"
+    (sides / "run.json").write_text(json.dumps(description))
+    lines = [{"overrides": [{"segment": segment, "main_segment": 0}]} for segment in (0, 1, 2, 0)]
+    (sides / "groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"tok')
+    assert [one["groups"] for one in listed(tmp_path)] == [2, 2]
 
 
 def test_the_state_is_how_it_ended_and_counts_are_those_of_the_end(tmp_path: Path, listed) -> None:
@@ -92,6 +104,12 @@ def test_a_full_disk_costs_only_the_end(tmp_path: Path) -> None:
     with ending(tmp_path, Tally(), lambda: False):
         pass
     assert not (tmp_path / END_FILE).exists()
+
+
+def test_a_run_without_a_groups_file_is_not_said_to_take_long(tmp_path: Path, capsys) -> None:
+    write_recorded_run(tmp_path / "evaluation")
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "or there is no groups file" in capsys.readouterr().out
 
 
 def test_large_files_are_not_read(

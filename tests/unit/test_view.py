@@ -62,6 +62,22 @@ def test_a_groups_file_alone_has_what_was_said_and_scored(
     detail = page.block("detail-0")
     assert detail["completions"]
     assert detail["tokens"]
+    assert [page.block("run")[name] for name in ("name", "directory")] == ["alone.jsonl", ""]
+
+
+def test_a_run_without_its_record_is_shown_from_its_groups(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "groups.jsonl").write_bytes((made / "groups.jsonl").read_bytes())
+    (tmp_path / "run.json").write_text('{"version": "0.0.7"}')
+    assert main(["view", str(tmp_path)]) == 0
+    assert " correct" in capsys.readouterr().out
+    run = viewed(tmp_path / "groups.html").block("run")
+    assert (run["name"], run["directory"]) == (tmp_path.name, "")
+    assert ["version", "0.0.7"] in run["facts"]
+    assert any(row["solved"] for row in run["rollouts"])
+    assert main(["view", str(tmp_path), "--group", "99999"]) == 2
+    assert f"{tmp_path.name} has nothing of the group" in capsys.readouterr().err
 
 
 def test_side_lines_are_no_rollouts_of_their_own() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,12 +10,11 @@ from types import MappingProxyType
 from orchestrator.completion.trajectory import in_lines
 from orchestrator.engine.group import GroupPolicy
 from orchestrator.exporting.record import LeftOut, Scored, Survey
-from orchestrator.rules.advantages import last_forks
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.run.lines import text_at
 from orchestrator.run.rows import Row, recorded_rows
-from orchestrator.run.trees import own_from
+from orchestrator.run.trees import InTree, places
 from orchestrator.types import Message
 
 _NEAR = 1e-9  # in binary, 0.95 less 0.45 is not quite 0.5
@@ -96,14 +94,14 @@ class Chooser:
         """The rows of each group, in the order of their places; side lines where the run trains on them. Raises
         OSError."""
         for members in self.survey.drawn_groups(self.policy, self.group_size):
-            forks = self._last_forks(members)
+            trees = places([member.leaf for member in members])
             kept: list[tuple[int, list[Row]]] = []
             for place in sorted(range(len(members)), key=lambda place: -members[place].score):
                 if reason := self.choice.refusal(members[place]):
                     self._leave_out(reason)
                 elif len(kept) == self.choice.best:
                     self._leave_out(LeftOut.NOT_BEST)
-                elif rows := self._rows(members[place], forks)[0]:
+                elif rows := self._rows(members[place], trees)[0]:
                     kept.append((place, rows))
                     self.wrong += len(rows) * (not members[place].solved)
             yield [row for _, rows in sorted(kept, key=lambda one: one[0]) for row in rows]
@@ -156,27 +154,15 @@ class Chooser:
         pairs.append(pair)
         self.wrong += not is_lesson(high.of, low.of)
 
-    def _last_forks(self, members: Sequence[Scored]) -> Mapping[str, int]:
-        """Up to which turn trunks are masked, where the run masks what their branches share with them."""
-        forks = []
-        for member in members if self.form.trunk_masked else ():
-            with suppress(ValueError):  # it is named when its rows are made
-                fork = read_attempt(text_at(self.record, member.offset)).record.fork
-                forks.append((fork.parent, fork.turn) if fork is not None else (None, None))
-        return last_forks(forks)
-
-    def _rows(self, member: Scored, forks: Mapping[str, int] = MappingProxyType({})) -> tuple[list[Row], int]:
-        """(the rollout's rows, how many messages its main line began with). No rows: the reason is counted.
-        `forks`: as `_last_forks`."""
+    def _rows(self, member: Scored, trees: Mapping[str, InTree] = MappingProxyType({})) -> tuple[list[Row], int]:
+        """(the rollout's rows, how many messages its main line began with). No rows: the reason is counted."""
         place = f"{self.record}, byte {member.offset}"
         try:
             attempt = read_attempt(text_at(self.record, member.offset))
         except ValueError as error:
             self.survey.refuse(place, str(error))
             return [], 0
-        if (turn := forks.get(attempt.rollout_id)) is not None:
-            attempt = replace(attempt, record=own_from(attempt.record, turn))
-        main, *sides = recorded_rows(attempt, self.form)
+        main, *sides = recorded_rows(attempt, self.form, place=trees.get(attempt.rollout_id))
         if not main.messages and attempt.record.turns:
             self.survey.refuse(place, main.reason)
             return [], 0

@@ -20,7 +20,10 @@ IDS, REALS, TALK = "list of int64", "list of float64", "list of messages"
 _FACTS = {"rollout_id": TEXT, "task_id": TEXT, "group": WHOLE, "index": WHOLE, "score": NUMBER, "outcome": TEXT}
 _SIDE = {"segment": WHOLE, "main": YES, "weight": NUMBER}
 _POLICY = {"policy_version": TEXT, **_SIDE}
-_LINE = {"prompt_ids": IDS, "completion_ids": IDS, "env_mask": IDS, "logprobs": REALS}
+_LINE = {"prompt_ids": IDS, "completion_ids": IDS, "env_mask": IDS, "logprobs": REALS, "advantages": REALS}
+_ADVANTAGES = (
+    "`advantages`, one for each id of the completion, are those of groups with branches, and null in others. "
+)
 _LINES = (
     "A rollout may have several rows, one for each of its lines, all with its score; one of them is `main`, and "
     "their `weight`s sum to 1."
@@ -81,6 +84,7 @@ FORMATS: Mapping[str, Format] = {
         {**_LINE, **_FACTS, **_POLICY},
         "`env_mask` is 1 where the model sampled. `logprobs` are natural logs of the raw distribution, null where "
         "masked, null as a whole if the endpoint gave none. Rollouts of a `group` are compared with each other. "
+        + _ADVANTAGES
         + _LINES,
         as_text="hf",
     ),
@@ -88,7 +92,7 @@ FORMATS: Mapping[str, Format] = {
         {**_LINE, "messages": TALK, "tools": TEXT, **_FACTS, **_POLICY},
         "`env_mask` is 1 where the model sampled. `logprobs` are natural logs of the raw distribution, null where "
         "masked, null as a whole if the endpoint gave none; `messages` are the same conversation as text. Ids are "
-        "empty if the endpoint gave none. " + _LINES,
+        "empty if the endpoint gave none. " + _ADVANTAGES + _LINES,
         parquet=True,
     ),
     "messages": Format(
@@ -115,7 +119,9 @@ def _row_values(row: Row) -> dict[str, Any]:
     return {
         **values,
         # Ids made from text are no sampled ones.
-        **({} if row.token_source == "sampled" else {name: None if name == "logprobs" else () for name in _LINE}),
+        **(
+            {} if row.token_source == "sampled" else {name: None if _LINE[name] == REALS else () for name in _LINE}
+        ),
         "input_ids": [*row.prompt_ids, *row.completion_ids],
         "labels": [*[MASKED] * len(row.prompt_ids), *trained],
         "messages": _talk(row.messages),

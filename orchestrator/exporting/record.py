@@ -15,8 +15,10 @@ from pathlib import Path
 
 from orchestrator.engine.group import GroupPolicy
 from orchestrator.rescoring.grouping import drawn
+from orchestrator.rules.advantages import Leaf
 from orchestrator.run.excerpts import CountedBadTask, read_counted
 from orchestrator.run.lines import end_now, texts
+from orchestrator.run.trees import leaf
 
 MOST_NAMED = 20  # unreadable lines; all are counted
 
@@ -44,11 +46,15 @@ class LeftOut(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A scored attempt. `solved`: what its scorer says. `offset`: where its line begins."""
+    """A scored attempt, `leaf` in its group. `solved`: what its scorer says. `offset`: where its line begins."""
 
-    score: float
+    leaf: Leaf
     solved: bool
     offset: int
+
+    @property
+    def score(self) -> float:
+        return self.leaf.score
 
 
 @dataclass(slots=True)
@@ -93,7 +99,8 @@ class Survey:
             else:
                 places = survey.groups.setdefault(line_counts.group, {})
                 score = line_counts.score
-                one = Scored(score.value, score.solved, line.offset)
+                end = leaf(line_counts.rollout_id, score.value, line_counts.branch)
+                one = Scored(end, score.solved, line.offset)
                 places.setdefault(line_counts.index, []).append(one)
                 if line_counts.group_size is not None:
                     survey.sizes[line_counts.group] = line_counts.group_size

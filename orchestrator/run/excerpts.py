@@ -86,8 +86,8 @@ class _GroupHeadLine(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counted facts of an attempt. `score` None: it was not scored, so it may be drawn again. `begun`: the
-    first turn of its own, from 1 on. `crossing_counts`: as `count_crossings` counts."""
+    """The counted facts of an attempt. `score` None: it was not scored, so it may be drawn again.
+    `crossing_counts`: as `count_crossings` counts."""
 
     rollout_id: str
     task_id: str
@@ -105,8 +105,13 @@ class Counted:
     group_size: int | None = None
     refusals: tuple[str, ...] = ()
     continued: tuple[Continued, ...] = ()
-    begun: int = 1
+    branch: Branch | None = None
     crossing_counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def begun(self) -> int:
+        """The first turn of its own, from 1 on."""
+        return self.branch.turn if self.branch else 1
 
     @classmethod
     def of(cls, result: Member | Attempt) -> Counted:
@@ -126,7 +131,7 @@ class Counted:
             cpu_s=record.cpu_s,
             refusals=record.requests.refusals,
             continued=record.continued,
-            begun=record.branch.turn if record.branch else 1,
+            branch=record.branch,
             crossing_counts=record.crossing_counts,
         )
 
@@ -155,7 +160,7 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
         prompt_tokens=sum(completion["prompt_tokens"] for completion in own),
         sampled_tokens=sum(completion["completion_tokens"] for completion in own),
         refusals=line.get("refused_requests", ()),
-        begun=line["branch"].turn if "branch" in line else 1,
+        branch=line.get("branch"),
         crossing_counts=count_crossings(
             (one.get("refusal"), one.get("source")) for one in line.get("crossings", ())
         ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.rules.advantages import Edge, Leaf, edges, last_forks
-from orchestrator.types import Member, Record, Trajectory
+from orchestrator.types import Branch, Member, Record, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,12 @@ def places(leaves: Sequence[Leaf]) -> Mapping[str, InTree]:
     return {name: InTree(own, forks.get(name, 1)) for name, own in edges(leaves).items()}
 
 
+def leaf(name: str, score: float, branch: Branch | None) -> Leaf:
+    """Of a rollout, by what its record says. One that branched from another run's is a root."""
+    if branch is None or branch.run:
+        return Leaf(name, score)
+    return Leaf(name, score, branch.parent, branch.turn)
+
+
 def _leaf(member: Member) -> Leaf:
-    plan, branch = member.attempt.plan, member.attempt.record.fork
-    if branch is None:
-        return Leaf(plan.rollout_id, member.score.value)
-    return Leaf(plan.rollout_id, member.score.value, branch.parent, branch.turn)
+    return leaf(member.attempt.plan.rollout_id, member.score.value, member.attempt.record.branch)

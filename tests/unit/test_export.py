@@ -112,6 +112,7 @@ def test_trl_has_every_rollout_as_the_library_gives_it(recorded: Path, tmp_path:
         for name in ("prompt_ids", "completion_ids", "env_mask", "logprobs"):
             assert row[name] == list(getattr(known, name)), name
         assert [p is None for p in row["logprobs"]] == [not m for m in row["env_mask"]]
+        assert row["advantages"] is None
 
 
 def test_pairs_are_the_best_with_the_worst_and_differ_by_the_margin(recorded: Path, tmp_path: Path) -> None:
@@ -590,7 +591,9 @@ def test_rollouts_that_part_at_a_turn_are_pairs_behind_all_that_they_share(tmp_p
 
 
 @pytest.mark.parametrize("trunk", ["trained", "masked"])
-def test_what_a_trunk_shares_is_masked_where_the_run_masks_it(tmp_path: Path, trunk: str) -> None:
+def test_a_trunk_is_masked_where_the_run_masks_it_and_its_advantages_are_those_of_the_groups_file(
+    tmp_path: Path, trunk: str
+) -> None:
     group = tree()
     config = load_config(
         env={"group_size": 6, "tokenizer_name": "none", "branch": f"turns:2,3 width:1 trunk:{trunk}"},
@@ -599,7 +602,9 @@ def test_what_a_trunk_shares_is_masked_where_the_run_masks_it(tmp_path: Path, tr
     run = write_run(tmp_path / "run", *group.members_G, facts={"version": "0.1.0", "config": config.public()})
     (written,) = GroupFormat.of(config.env, None).groups(group)
     assert export(run, tmp_path / "trl", "--format", "trl", "--env.group_policy", "partial:1") == 0
-    assert [
-        [i for i, m in zip(row["completion_ids"], row["env_mask"], strict=True) if m]
-        for row in rows(tmp_path / "trl")
-    ] == [[i for i in mask if i != -100] for mask in written["masks"]]
+    made = rows(tmp_path / "trl")
+    for row, mask, advantages in zip(made, written["masks"], written["advantages"], strict=True):
+        on = [place for place, m in enumerate(row["env_mask"]) if m]
+        trained = [place for place, i in enumerate(mask) if i != -100]
+        assert [row["completion_ids"][place] for place in on] == [mask[place] for place in trained]
+        assert [row["advantages"][place] for place in on] == [advantages[place] for place in trained]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,23 @@ def test_reports_are_bounded(logs: Path, left: LeftBehind) -> None:
     assert len(results_of(left, "")) == 500
     (logs / "junit.xml").write_text("x" * (5 << 20))
     assert results_of(left, "") == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.xml", '<t><testcase name="x"/>' + "<a></a>" * 500_000 + "</t>"),
+        ("a.json", CTRF[:-1] + ', "more": [' + "{}," * 1_000_000 + "{}]}"),
+        ("printed", "PASSED " + "a::" * 20_000 + " x"),
+        ("printed", "a::" * 20_000 + " x"),
+        ("printed", "PASSED " + "a::" * 5_000 + "[" + "]" * 45_000 + " x"),
+    ],
+)
+def test_hostile_reports_cost_little_time(logs: Path, left: LeftBehind, name: str, text: str) -> None:
+    (logs / name).write_text(text)
+    begun = time.process_time()
+    assert results_of(left, text if name == "printed" else "") == ()
+    assert time.process_time() - begun < 0.5
 
 
 # ---------------------------------------------------------------- cases

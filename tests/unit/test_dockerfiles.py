@@ -244,6 +244,7 @@ def _link(folder: Path, target: str) -> None:
         (lambda f: [(f / f"f{n}").touch() for n in range(201)], "more than 1024 MiB or 200 files"),
         (lambda f: (f / "/".join("d" * 70)).mkdir(parents=True), "more than 64 folders deep"),
         (lambda f: (f / IGNORE_FILE).write_text("x\n" * 1001), "its .dockerignore has more than 1000 lines"),
+        (lambda f: (f / IGNORE_FILE).write_text("[z-a]"), "a line that is not understood: bad character"),
         (lambda f: (f / IGNORE_FILE).symlink_to("/etc/passwd"), "cannot be read: .dockerignore: Too many levels"),
         (lambda f: (f / "Dockerfile").write_text("#" * (1 << 20) + "\n"), "its Dockerfile has more than 1 MiB"),
         (lambda f: (f / "Dockerfile").unlink(), "its Dockerfile is not there any more"),

@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import posixpath
+import re
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
@@ -52,6 +53,11 @@ class TaskContext:
         patterns = [line for line in map(str.strip, (ignored or "").splitlines()) if line and line[0] != "#"]
         if len(patterns) > _MAX_PATTERNS:
             raise BuildError(f"its {IGNORE_FILE} has more than {_MAX_PATTERNS} lines")
+        matcher = PatternMatcher(patterns)
+        try:
+            matcher.matches("")
+        except re.error as error:
+            raise BuildError(f"its {IGNORE_FILE} has a line that is not understood: {error.msg}") from error
         # As Docker's client does: neither the rewritten file nor a file to ignore it by is part of the context.
         ours = {
             IGNORE_FILE: _bytes(f"{IGNORE_FILE if ignored is None else ignored}\n{REWRITTEN}\n"),
@@ -59,7 +65,7 @@ class TaskContext:
         }
         with tarfile.open(fileobj=out, mode="w") as tar:
             packed = _Packed(tar, _bytes(f"{text}\0{ignored}\0"))
-            for name, place in _entries(folder, PatternMatcher(patterns)):
+            for name, place in _entries(folder, matcher):
                 if name not in ours:
                     packed.add(name, place)
             digest = packed.digest.hexdigest()

@@ -207,6 +207,13 @@ def test_marks_of_benchmarks_are_not_the_question(tmp_path: Path) -> None:
     assert only(a_task(tmp_path / "t", instruction_md=text)).question == "# Title\n# canary below\n"
 
 
+def test_a_line_of_marks_without_end_is_read_at_once(tmp_path: Path) -> None:
+    begun = time.process_time()
+    for text in ("<!--" + "canary" * 100_000, "#canary\n" * 100_000 + "Do it."):
+        assert only(a_task(tmp_path / "t", instruction_md=text)).question in (text, "Do it.")
+    assert time.process_time() - begun < 2.0
+
+
 @pytest.mark.parametrize(
     ("toml", "network"),
     [

@@ -55,7 +55,7 @@ class TaskContext:
             raise BuildError(f"its {IGNORE_FILE} has more than {_MAX_PATTERNS} lines")
         matcher = PatternMatcher(patterns)
         try:
-            matcher.matches("")
+            matcher.matches("")  # type: ignore[arg-type]
         except re.error as error:
             raise BuildError(f"its {IGNORE_FILE} has a line that is not understood: {error.msg}") from error
         # As Docker's client does: neither the rewritten file nor a file to ignore it by is part of the context.

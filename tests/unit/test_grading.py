@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -105,6 +106,22 @@ def test_a_link_in_a_folders_place_is_not_followed(logs: Path) -> None:
     logs.rename(other := logs.parents[1] / "other")
     logs.symlink_to(other)
     assert read_rewards(read(logs)).fault == "the grader wrote no reward file"
+
+
+def test_a_reward_that_this_machine_cannot_read_is_not_one_that_is_not_there(logs: Path, left: LeftBehind) -> None:
+    (logs / "reward.txt").write_text("1")
+    top = os.open(logs.parents[1], os.O_RDONLY)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(top))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))  # no descriptor is left
+    try:
+        for read in (lambda: read_rewards(left), lambda: LeftBehind(top)):
+            with pytest.raises(OSError, match="Too many open files"):
+                read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(top)
+    assert read_rewards(left).values == {"reward": 1.0}
 
 
 # ---------------------------------------------------------------- reports

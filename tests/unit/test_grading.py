@@ -219,6 +219,7 @@ TAKEOVERS = (
         "/app/sub/conftest.py",
         "/app/sitecustomize.py",
         "/opt/x/a.pth",
+        "/app/a\nb/conftest.py",
     ),
     *("/usr/local/lib/python3.11/site-packages/pytest/__init__.py", "/opt/v/lib/site-packages/_pytest/runner.py"),
     *("/tests", "/tests/x", "/logs/verifier/reward.txt", "/solution/", "/usr/local/lib/python3.11"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,6 +233,19 @@ def test_what_is_ignored_is_not_even_looked_at(folder: Path) -> None:
 
 def _link(folder: Path, target: str) -> None:
     (folder / "src" / "out").symlink_to(target)
+
+
+def test_lines_with_many_stars_are_matched_in_little_time(folder: Path) -> None:
+    for name in ("a" * 200, "deep/x/kept", "deep/x/logs/b.c.log", "deep/logs.log"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    lines = ("*a" * 30 + "b", "**/a/" * 30 + "b", "**/l*g*/**/*.*.LOG", "deep/*/**/*e*t")
+    (folder / IGNORE_FILE).write_text("\n".join(lines))
+    begun = time.process_time()
+    entries = pack(folder)[1]
+    assert time.process_time() - begun < 1.0
+    assert {"a" * 200, "deep/logs.log", "deep/x", "deep/x/logs"} <= set(entries)
+    assert not {"deep/x/kept", "deep/x/logs/b.c.log"} & set(entries)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import posixpath
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -87,11 +87,14 @@ class Builds:
             if isinstance(with_images, BadTask):
                 return with_images
             task = with_images
-        look = asyncio.create_task(self._look(self._sandbox_of(task)), name=f"image of {task.task_id}")
-        self._looks.add(look)
-        look.add_done_callback(self._looks.discard)
-        reason = await look
-        return task if reason is None else BadTask(task.task_id, reason)
+        sandbox = self._sandbox_of(task)
+        for spec in dict.fromkeys((sandbox, *_graders_users(task, sandbox))):
+            look = asyncio.create_task(self._look(spec), name=f"image of {task.task_id}")
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+            if (reason := await look) is not None:
+                return BadTask(task.task_id, reason if spec == sandbox else f"its grader: {reason}")
+        return task
 
     async def _look(self, spec: SandboxSpec) -> str | None:
         """Only what is wrong with an image is remembered: what is not known now may be known later."""
@@ -181,6 +184,14 @@ class Builds:
             if self._images is None:
                 self._images = await _open(self._env, self._say)
             return self._images, self._uses
+
+
+def _graders_users(task: Task, sandbox: SandboxSpec) -> Iterator[SandboxSpec]:
+    """The sandboxes of its own image in which others than its agent grade, or collect what is graded."""
+    for grader in task.graders:
+        users = [None if grader.image not in (None, sandbox.image) else grader.user]
+        users += [one.user for one in grader.collect if not one.service]
+        yield from (replace(sandbox, user=user) for user in users if user is not None)
 
 
 def _config(image: str) -> Mapping[str, Any]:

@@ -1,7 +1,9 @@
 """Reads what a grader left in its sandbox, from the folder that took what it wrote. Untrusted: what the tests ran
-may have written it. Each step opens one name in one folder and follows nothing; sizes are bounded.
+may have written it. Each step opens one name in one folder and follows nothing; sizes are bounded. Raises OSError
+where it is this machine that fails: that is not the same as a file that is not there.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ LOGS = ("logs", "verifier")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NAMES = 200
+_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
 class TooLarge(Exception):
@@ -24,10 +27,12 @@ class LeftBehind:
         for name in way:
             try:
                 inner = os.open(name, _FOLDER, dir_fd=self._at)
-            except OSError:  # it is not there, or is a link
+            except OSError as error:
                 os.close(self._at)
                 self._at = None
-                return
+                if error.errno in _OF_THE_MACHINE:
+                    raise
+                return  # it is not there, or is a link
             os.close(self._at)
             self._at = inner
 
@@ -51,7 +56,9 @@ class LeftBehind:
             return None
         try:
             opened = os.open(name, _FILE, dir_fd=self._at)
-        except OSError:
+        except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise
             return None
         with open(opened, "rb") as file:
             if not stat.S_ISREG(os.fstat(opened).st_mode):

@@ -37,7 +37,7 @@ _NAMES = (
     r"(?:site|dist)-packages/(?:_?pytest|pluggy|iniconfig|py\.py|py|exceptiongroup|[^/]*pytest[^/]*)(?:[./]|$)",
 )
 _OURS = r"/(?:tests|logs|solution)(?:/|$)"
-_TAKEOVERS = f"/(?:{'|'.join(_PLACES)}|(?:.*/)?(?:{'|'.join(_NAMES)}))"
+_TAKEOVERS = f"/(?:{'|'.join(_PLACES)}|(?s:.*/)?(?:{'|'.join(_NAMES)}))"  # names of folders may have any character
 # Folders that an agent may have made anew: what the image has there shows all the same.
 MERGED = r"/(?:usr|usr/local|usr/local/lib|etc|root|home|home/[^/]+|var|run)/$"
 _MADE = {"/logs/", "/logs/agent/", "/logs/artifacts/", "/logs/verifier/"}  # in each sandbox that runs a command

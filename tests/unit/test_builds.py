@@ -22,7 +22,7 @@ from orchestrator.launch.uses import BuiltImage, Uses, images_in_use, unwanted
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.settings.config import Config
 from orchestrator.settings.sources import load_config
-from orchestrator.types import BadTask, Grader, SandboxSpec, Task
+from orchestrator.types import BadTask, Collect, Grader, SandboxSpec, Task
 from tests.fakes.archives import file, layer, saved
 from tests.fakes.held_rollouts import Held, held, until
 
@@ -383,6 +383,19 @@ async def test_an_image_is_asked_about_for_each_user_and_root() -> None:
         ("i", "writable", "ghost"),
         ("i", "writable", "app"),
     ]
+
+
+async def test_a_user_of_the_grader_that_the_image_lacks_is_found_before_anything_is_sampled() -> None:
+    async def why_unfit(spec: SandboxSpec) -> str | None:
+        return f"no user {spec.user}" if spec.user == "ghost" else None
+
+    builds = builds_of(load_config(env={"launcher": "oci"}, environ={}), why_unfit)
+    collected = Grader("harbor", collect=(Collect("true", 1.0, user="ghost"),))
+    graders = [Grader("harbor", user="ghost"), Grader("harbor", user="ghost", image="own"), collected]
+    tasks = [replace(PLAIN, image="i", root="writable", grader=grader) for grader in graders]
+    results = [await asyncio.wrap_future(builds.begin(task)) for task in tasks]
+    await builds.aclose()
+    assert results == [bad := BadTask("plain", "its grader: no user ghost"), tasks[1], bad]
 
 
 async def test_a_look_waits_for_no_build_and_an_image_that_was_built_is_looked_at(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +235,19 @@ def _link(folder: Path, target: str) -> None:
     (folder / "src" / "out").symlink_to(target)
 
 
+def test_lines_with_many_stars_are_matched_in_little_time(folder: Path) -> None:
+    for name in ("a" * 200, "deep/x/kept", "deep/x/logs/b.c.log", "deep/logs.log"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    lines = ("*a" * 30 + "b", "**/a/" * 30 + "b", "**/l*g*/**/*.*.LOG", "deep/*/**/*e*t")
+    (folder / IGNORE_FILE).write_text("\n".join(lines))
+    begun = time.process_time()
+    entries = pack(folder)[1]
+    assert time.process_time() - begun < 1.0
+    assert {"a" * 200, "deep/logs.log", "deep/x", "deep/x/logs"} <= set(entries)
+    assert not {"deep/x/kept", "deep/x/logs/b.c.log"} & set(entries)
+
+
 @pytest.mark.parametrize(
     ("plant", "why"),
     [
@@ -244,6 +258,7 @@ def _link(folder: Path, target: str) -> None:
         (lambda f: [(f / f"f{n}").touch() for n in range(201)], "more than 1024 MiB or 200 files"),
         (lambda f: (f / "/".join("d" * 70)).mkdir(parents=True), "more than 64 folders deep"),
         (lambda f: (f / IGNORE_FILE).write_text("x\n" * 1001), "its .dockerignore has more than 1000 lines"),
+        (lambda f: (f / IGNORE_FILE).write_text("[z-a]"), "a line that is not understood: bad character"),
         (lambda f: (f / IGNORE_FILE).symlink_to("/etc/passwd"), "cannot be read: .dockerignore: Too many levels"),
         (lambda f: (f / "Dockerfile").write_text("#" * (1 << 20) + "\n"), "its Dockerfile has more than 1 MiB"),
         (lambda f: (f / "Dockerfile").unlink(), "its Dockerfile is not there any more"),

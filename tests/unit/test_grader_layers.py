@@ -15,6 +15,8 @@ from orchestrator.errors import ConfigError
 from orchestrator.grading.dry_run import left_out
 from orchestrator.launch.base import SavedLayer, TooMuch
 from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS
+from orchestrator.launch.oci.saved_layer import LayerRules, save_layer
+from orchestrator.launch.oci.tree import remove
 from orchestrator.launch.uses import unwanted
 from orchestrator.launch.workspaces import WorkspaceError, Workspaces
 from orchestrator.settings.config import Config
@@ -107,6 +109,19 @@ def test_a_layer_stays_until_no_run_has_used_it_for_long(tmp_path: Path) -> None
     assert unwanted(store.kept(), used_before=0, keep_bytes=None, in_use=set()) == []
     assert cleaner.remove_kept(unwanted(store.kept(), used_before=0, keep_bytes=999, in_use=set())) == 1
     assert [*(store.folder / "kept").iterdir(), *store.layers.iterdir()] == []
+
+
+def test_names_that_no_folder_here_takes_are_too_much(tmp_path: Path) -> None:
+    (folder := tmp_path / "layer").mkdir()
+    (wrote := tmp_path / "wrote").mkdir()
+    top = at = os.open(wrote, os.O_RDONLY)
+    for _ in range(25):
+        os.mkdir("d" * 250, dir_fd=at)
+        at = os.open("d" * 250, os.O_RDONLY, dir_fd=at)
+    rules = LayerRules(re.compile("(?!)"), re.compile("/"), OPAQUE, None)
+    with pytest.raises(TooMuch, match="names are too long"):
+        save_layer(top, folder, (), rules)
+    remove(wrote)
 
 
 def test_a_layer_gets_to_a_node_as_it_is(tmp_path: Path) -> None:

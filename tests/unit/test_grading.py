@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +108,22 @@ def test_a_link_in_a_folders_place_is_not_followed(logs: Path) -> None:
     assert read_rewards(read(logs)).fault == "the grader wrote no reward file"
 
 
+def test_a_reward_that_this_machine_cannot_read_is_not_one_that_is_not_there(logs: Path, left: LeftBehind) -> None:
+    (logs / "reward.txt").write_text("1")
+    top = os.open(logs.parents[1], os.O_RDONLY)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(top))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))  # no descriptor is left
+    try:
+        for read in (lambda: read_rewards(left), lambda: LeftBehind(top)):
+            with pytest.raises(OSError, match="Too many open files"):
+                read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(top)
+    assert read_rewards(left).values == {"reward": 1.0}
+
+
 # ---------------------------------------------------------------- reports
 
 JUNIT = """<?xml version="1.0"?><testsuites><testsuite name="s">
@@ -143,6 +161,23 @@ def test_reports_are_bounded(logs: Path, left: LeftBehind) -> None:
     assert len(results_of(left, "")) == 500
     (logs / "junit.xml").write_text("x" * (5 << 20))
     assert results_of(left, "") == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.xml", '<t><testcase name="x"/>' + "<a></a>" * 500_000 + "</t>"),
+        ("a.json", CTRF[:-1] + ', "more": [' + "{}," * 1_000_000 + "{}]}"),
+        ("printed", "PASSED " + "a::" * 20_000 + " x"),
+        ("printed", "a::" * 20_000 + " x"),
+        ("printed", "PASSED " + "a::" * 5_000 + "[" + "]" * 45_000 + " x"),
+    ],
+)
+def test_hostile_reports_cost_little_time(logs: Path, left: LeftBehind, name: str, text: str) -> None:
+    (logs / name).write_text(text)
+    begun = time.process_time()
+    assert results_of(left, text if name == "printed" else "") == ()
+    assert time.process_time() - begun < 0.5
 
 
 # ---------------------------------------------------------------- cases
@@ -184,6 +219,7 @@ TAKEOVERS = (
         "/app/sub/conftest.py",
         "/app/sitecustomize.py",
         "/opt/x/a.pth",
+        "/app/a\nb/conftest.py",
     ),
     *("/usr/local/lib/python3.11/site-packages/pytest/__init__.py", "/opt/v/lib/site-packages/_pytest/runner.py"),
     *("/tests", "/tests/x", "/logs/verifier/reward.txt", "/solution/", "/usr/local/lib/python3.11"),

@@ -6,10 +6,12 @@ digest stands for the content, whenever and by whomever the folder was copied.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import io
 import os
 import posixpath
+import re
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ MAX_BYTES, MAX_FILES, MAX_DEPTH = 1 << 30, 20_000, 64
 _MAX_TEXT_BYTES, _MAX_PATTERNS = 1 << 20, 1_000
 _TIME = 946_684_800  # 2000-01-01: ZIP files, which packages of Python are, know no time before 1980
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_STARS, _QUICK_STARS = re.compile(r"\*+"), 2
 _CURE = f"leave it out by a line in {IGNORE_FILE}"
 
 
@@ -52,6 +55,7 @@ class TaskContext:
         patterns = [line for line in map(str.strip, (ignored or "").splitlines()) if line and line[0] != "#"]
         if len(patterns) > _MAX_PATTERNS:
             raise BuildError(f"its {IGNORE_FILE} has more than {_MAX_PATTERNS} lines")
+        matcher = _matcher(patterns)
         # As Docker's client does: neither the rewritten file nor a file to ignore it by is part of the context.
         ours = {
             IGNORE_FILE: _bytes(f"{IGNORE_FILE if ignored is None else ignored}\n{REWRITTEN}\n"),
@@ -59,7 +63,7 @@ class TaskContext:
         }
         with tarfile.open(fileobj=out, mode="w") as tar:
             packed = _Packed(tar, _bytes(f"{text}\0{ignored}\0"))
-            for name, place in _entries(folder, PatternMatcher(patterns)):
+            for name, place in _entries(folder, matcher):
                 if name not in ours:
                     packed.add(name, place)
             digest = packed.digest.hexdigest()
@@ -127,6 +131,43 @@ class _Digested:
         piece = self._file.read(size)
         self._digest.update(piece)
         return piece
+
+
+def _matcher(patterns: list[str]) -> PatternMatcher:
+    """Raises BuildError for a line that nobody understands, or that has more of `*` than anybody needs."""
+    matcher = PatternMatcher(patterns)
+    try:
+        for pattern in matcher.patterns:
+            if len(_STARS.findall(pattern.cleaned_pattern)) > _QUICK_STARS:
+                vars(pattern)["match"] = _quick_match(pattern.cleaned_pattern.lower())
+        matcher.matches("")  # type: ignore[arg-type]
+    except re.error as error:
+        raise BuildError(f"its {IGNORE_FILE} has a line that is not understood: {error.msg}") from error
+    return matcher
+
+
+def _quick_match(pattern: str) -> Callable[[str], bool]:
+    """Part by part, as the time of the matcher's own grows with the length of names to the power of stars."""
+    parts = pattern.split("/")
+    if any("**" in part and part != "**" for part in parts):
+        raise BuildError(f"its {IGNORE_FILE} has a line with too many `*`")
+    parts += ["*"] if parts[-1] == "**" else []  # at the end it stands for something
+    fits = [None if part == "**" else re.compile(fnmatch.translate(part)).match for part in parts]
+
+    def onward(places: set[int]) -> set[int]:
+        for place, fit in enumerate(fits):
+            if fit is None and place in places:  # it may stand for nothing
+                places.add(place + 1)
+        return places
+
+    def match(path: str) -> bool:
+        places = onward({0})
+        for name in path.lower().split("/"):
+            left = [(place, fits[place]) for place in places if place < len(fits)]
+            places = onward({place + (fit is not None) for place, fit in left if fit is None or fit(name)})
+        return len(fits) in places
+
+    return match
 
 
 def _entries(folder: Path, matcher: PatternMatcher) -> Iterator[tuple[str, int]]:

@@ -211,10 +211,10 @@ class Keeper:
             ):
                 raise OSError(0, f"{name} is not there, or has not ended")
             folder = source.root
+            mounts.make_room(source.root, _COPIES * source.inodes)  # links have numbers too
             if copied:
                 folder = os.path.join(source.root, mounts.WRITTEN, guest)
                 self._containers[guest].copies.append((name, folder))
-                mounts.limit_inodes(source.root, _COPIES * source.inodes)  # links have numbers too
                 state.copy_written(source.root, folder, scope["mark"])
             if not source.pid:
                 mounts.release_root(source.root)

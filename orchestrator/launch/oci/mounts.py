@@ -5,7 +5,7 @@ Only the standard library is imported.
 
     FOLDER/merged    what the sandbox sees: an overlay of
     FOLDER/written   a tmpfs of limited size, or an ext4 in a file that has no name any more, with `upper`, which
-                     takes what is written, and over
+                     takes what is written, and over; in an ext4 also `reserve`, for `make_room`
     FOLDER/0, 1 ...  layers and image, read-only, where root makes it with the ids of the agent's namespace
 """
 
@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
 MERGED, WRITTEN, UPPER = "merged", "written", "upper"
+_RESERVE, _RESERVED = "reserve", 64  # folders, each with a block of its own
 OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
@@ -113,6 +114,8 @@ def make_root(folder: str, root: WritableRoot, namespace: int) -> None:
     written, upper = os.path.join(folder, WRITTEN), os.path.join(folder, WRITTEN, UPPER)
     if root.on_disk:
         _mount_file(os.path.join(folder, "disk"), written, root)
+        for number in range(_RESERVED):
+            os.makedirs(os.path.join(written, _RESERVE, str(number)))
     else:
         size = f"size={root.size_bytes},nr_inodes={root.inodes},mode=0755"
         _mount("tmpfs", written, "tmpfs", _MS_NOSUID | _MS_NODEV, size)
@@ -142,6 +145,18 @@ def limit_inodes(folder: str, count: int) -> None:
     _mount(
         "tmpfs", os.path.join(folder, WRITTEN), "tmpfs", _MS_REMOUNT | _MS_NOSUID | _MS_NODEV, f"nr_inodes={count}"
     )
+
+
+def make_room(folder: str, inodes: int) -> None:
+    """Lets some more files be made in FOLDER/written, however full an agent has left it: that must not decide
+    whether it can be graded. `inodes`: how many there may be in a tmpfs. Idempotent. Raises OSError."""
+    reserve = os.path.join(folder, WRITTEN, _RESERVE)
+    if os.path.isdir(reserve):
+        for number in range(_RESERVED):
+            with suppress(FileNotFoundError):
+                os.rmdir(os.path.join(reserve, str(number)))
+    else:
+        limit_inodes(folder, inodes)
 
 
 def release_root(folder: str) -> None:

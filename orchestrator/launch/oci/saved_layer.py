@@ -5,6 +5,7 @@ are bounded. Owners are as they were inside, where this user may set them; set-i
 are left out, and so is what an ordinary user may not read.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -21,6 +22,7 @@ from orchestrator.launch.uids import RANGE_IDS
 MAX_BYTES, MAX_FILES = 2 << 30, 200_000
 _DEPTH = 64
 _PIECE_BYTES = 1 << 20
+_ITS_DOING = (errno.ENAMETOOLONG, errno.EMLINK)  # whatever this machine is
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -39,7 +41,12 @@ def save_layer(upper: int, folder: Path, lowers: Sequence[int], rules: LayerRule
     """`upper`, `lowers`: descriptors of the folder that took what was written, and of those below it, top first.
     Raises OSError, TooMuch."""
     saving = _Saving(rules)
-    saving.fill(upper, folder, "/", lowers, _DEPTH)
+    try:
+        saving.fill(upper, folder, "/", lowers, _DEPTH)
+    except OSError as error:
+        if error.errno in _ITS_DOING:
+            raise TooMuch(f"its names are too long, or too many for one file: {error.strerror}") from error
+        raise
     folder.chmod(0o755)
     return SavedLayer(saving.digest.hexdigest(), saving.size_bytes)
 

@@ -1,5 +1,6 @@
 """registry.json: data sets as lists of task folders beside it, as in a checkout of the repository it names."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def _entry(root: Path, task: Any) -> Entry:
         place.resolve().relative_to(root)
     except (ValueError, OSError, RuntimeError):
         return Entry(place, f"{REGISTRY}: {ascii(path)[:100]} leads out of its folder")
-    if not place.is_dir():
+    if not os.path.isdir(place):  # a name may be longer than any file has
         origin = task.get("git_url")
         cure = f": clone {ascii(origin)[1:-1][:100]} there" if isinstance(origin, str) else ""
         return Entry(place, f"{REGISTRY}: {ascii(path)[:100]} is not beside it{cure}")

@@ -7,9 +7,9 @@ With several steps, each has instruction.md, tests, solution and a workdir of it
 solution of the task are those of steps that lack them.
 """
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,7 +44,6 @@ _LONGEST_CHECK_S = 14_400.0
 _MAX_STEP_BYTES = 2 << 20  # of its files
 _SETUP = "workdir/setup.sh"
 _SETUP_S = 600.0  # Harbor has no limit
-_CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,13 +392,15 @@ def _question(folder: TaskFolder, home: str = "") -> str:
     text = folder.text(f"{home}instruction.md", MAX_QUESTION_BYTES)
     if text is None:
         raise BadRow(f"it has no {home}instruction.md")
-    lines = text.split("\n")
-    while lines and _CANARY.fullmatch(lines[0].strip()):
-        del lines[0]
-    question = "\n".join(lines).lstrip("\n")
+    question = "\n".join(dropwhile(_is_canary, text.split("\n"))).lstrip("\n")
     if not question.strip():
         raise BadRow(f"{home}instruction.md is blank")
     return question
+
+
+def _is_canary(line: str) -> bool:
+    line = line.strip().lower()
+    return "canary" in line and (line.startswith("#") or (line.startswith("<!--") and line.endswith("-->")))
 
 
 def _level(config: TaskConfig) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tests.fakes.plans import WAIVED_WITHOUT_ROOT, a_writable_sandbox
 
 _WHY_NOT = oci_images.why_not()
 pytestmark = [pytest.mark.docker, pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")]
+
+_AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture
@@ -154,6 +157,17 @@ async def test_what_the_solution_itself_leaves_is_kept_where_it_would_be_a_takeo
     )
     look = "ls /usr/local/bin; ls /app"
     assert await seen(launcher, spec, wrote, look, scope.kept, scope.dropped) == "tool\nimage\nsub"
+
+
+@pytest.mark.parametrize("on_disk", [False, pytest.param(True, marks=_AS_ROOT)])
+async def test_a_root_without_room_can_be_graded(launcher: OciLauncher, spec: SandboxSpec, on_disk: bool) -> None:
+    size_bytes = (300 if on_disk else 16) << 20
+    spec = replace(spec, memory_bytes=256 << 20, storage_bytes=size_bytes, storage_inodes=1000)
+    assert spec.is_on_disk == on_disk
+    fill = "import os\nos.mkdir('/app/full')\nwhile True: os.mkdir(f'/app/full/{os.urandom(100).hex()}')"
+    wrote = "echo x > /app/x; dd if=/dev/zero of=/app/zeros bs=64k 2> /dev/null || :; "
+    wrote += f'python3 -c "{fill}" 2> /dev/null || :'
+    assert await seen(launcher, spec, wrote, "ls /app", ("/app/x", "/new/way/to/y")) == "image\nsub\nx"
 
 
 async def test_a_sandbox_that_still_runs_has_no_state_yet(launcher: OciLauncher, spec: SandboxSpec) -> None:

@@ -207,6 +207,13 @@ def test_marks_of_benchmarks_are_not_the_question(tmp_path: Path) -> None:
     assert only(a_task(tmp_path / "t", instruction_md=text)).question == "# Title\n# canary below\n"
 
 
+def test_a_line_of_marks_without_end_is_read_at_once(tmp_path: Path) -> None:
+    begun = time.process_time()
+    for text in ("<!--" + "canary" * 100_000, "#canary\n" * 100_000 + "Do it."):
+        assert only(a_task(tmp_path / "t", instruction_md=text)).question in (text, "Do it.")
+    assert time.process_time() - begun < 2.0
+
+
 @pytest.mark.parametrize(
     ("toml", "network"),
     [
@@ -692,13 +699,14 @@ def test_a_registry_names_nothing_outside_its_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "link").symlink_to(tmp_path)
     git = {"git_url": "https://example.org/x.git", "path": "tasks/there"}
-    paths = ["../outside", str(tmp_path / "outside"), "link/outside", "", "a\0b", 3, "tasks/here"]
+    paths = ["../outside", str(tmp_path / "outside"), "link/outside", "", "a\0b", 3, "tasks/here", "long" * 100]
     tasks = [*({"name": "t", "path": path} for path in paths), git, "text"]
     (tmp_path / "in" / "registry.json").write_text(json.dumps([{"name": "x", "tasks": tasks}]))
     bad = list(source(tmp_path / "in"))
     reasons = " ".join(task.reason for task in bad if isinstance(task, BadTask))
     assert reasons.count("leads out of its folder") == 3
     assert "clone https://example.org/x.git there" in reasons
+    assert "longlong" in reasons
     assert not any(isinstance(task, Task) for task in bad)
 
 

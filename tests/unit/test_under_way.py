@@ -174,7 +174,15 @@ FORGED: dict[str, Any] = {
     "a parting of nothing": lambda text: text + b'{"parting":{"turns":0,"why":"x"}}\n',
     "another schema": lambda text: text.replace(b'"schema":1', b'"schema":7'),
     "a bomb": lambda text: text + b'{"turn":' + b"[" * 2_000_000 + b"\n",
+    "prompts without end": lambda text: text + again(text, 0, 100_000) + 40 * again(text, 100_000, 0),
 }
+
+
+def again(text: bytes, kept: int, more: int) -> bytes:
+    """The last completion with this conversation."""
+    line = orjson.loads(text.splitlines()[-1])
+    line["turn"] |= {"kept": kept, "messages": [{"role": "user", "content": ""}] * more}
+    return orjson.dumps(line) + b"\n"
 
 
 @pytest.mark.parametrize("forged", FORGED)

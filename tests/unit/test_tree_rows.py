@@ -24,7 +24,7 @@ from orchestrator.run.tally import Tally
 from orchestrator.run.verify import Findings, Wanted, check_group
 from orchestrator.trainers.trl import answer
 from orchestrator.trainers.trl_async import samples
-from orchestrator.types import CompletionKind, Member, Message
+from orchestrator.types import CompletionKind, EndedName, Member, Message
 from orchestrator.types.prefix import branching, going_on
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.trees import TAG, tree
@@ -86,6 +86,26 @@ def test_rows_are_the_groups_lines(masked: bool) -> None:
         assert (row.parent, row.turn) == (
             columns["overrides"][place]["parent"],
             columns["overrides"][place]["turn"],
+        )
+
+
+def test_what_the_run_masks_has_no_log_probs_and_no_advantages() -> None:
+    """As an outcome that is not trained, or a side line."""
+    group, untrained = tree(), frozenset({EndedName.FINISHED})
+    (columns,) = GroupFormat(untrained=untrained).groups(group)
+    for name, nothing in (("masks", -100), ("inference_logprobs", 1.0), ("advantages", 0.0)):
+        assert {value for values in columns[name] for value in values} == {nothing}
+    rollouts = {m.attempt.plan.rollout_id: json.dumps(plain(attempt_line(m))).encode() for m in group.members_G}
+    findings = Findings(Wanted(size=4, untrained=frozenset(map(str, untrained))))
+    check_group(columns, "line 1", findings, rollouts)
+    assert findings.wrong == {}
+    members = tuple(with_plan(member) for member in group.members_G)
+    for rows in (
+        group_rows(group, GroupFormat(untrained=untrained)),
+        group_rows(replace(group, members_G=members), GroupFormat(all_segments=False)),
+    ):
+        assert not any(
+            value for row in rows for value, on in zip(row.advantages or (), row.env_mask, strict=True) if not on
         )
 
 

@@ -192,6 +192,7 @@ class UnderWay:
                     path.replace(self._path(plan.rollout_id))
                     self._rollouts[plan.rollout_id] = _Rollout(size=end)
                     return record
+                self._remove(rollout_id, kept=False)  # else what is drawn again came behind half a line
             except (OSError, ValueError) as error:
                 log.warning("%s is left out, and its rollout drawn again: %s", path, error)
                 self._remove(rollout_id, kept=False)

@@ -178,6 +178,15 @@ FORGED: dict[str, Any] = {
 }
 
 
+async def test_a_rollout_that_is_drawn_again_is_not_written_behind_half_a_line(tmp_path: Path) -> None:
+    first, second = turns(2)
+    path = await written(tmp_path, [first])
+    path.write_bytes(path.read_bytes()[:-20])  # nothing of it is whole
+    assert await read(tmp_path) is None
+    await written(tmp_path, [first, second])
+    assert await read(tmp_path) == Record(1000.0, (first, second))
+
+
 def again(text: bytes, kept: int, more: int) -> bytes:
     """The last completion with this conversation."""
     line = orjson.loads(text.splitlines()[-1])

@@ -233,8 +233,11 @@ def _said(pairs: list[TurnTalk], closing_tag: str) -> tuple[Message, ...]:
     return (*talk, Message("assistant", text))
 
 
-def _spoken(pairs: list[TurnTalk], messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[int, int]]:
-    """(the messages with their reasoning, how many first characters of a message were sampled, by its place).
+def _spoken(
+    pairs: list[TurnTalk], messages: tuple[Message, ...]
+) -> tuple[tuple[Message, ...], dict[int, tuple[int, bool]]]:
+    """(the messages with their reasoning; by its place, how many first characters of a message were sampled, and
+    whether they are trained).
 
     Sampled is a message that begins with the completion given in its place, which the agent may have stripped.
     Text behind it is the agent's own. The reasoning, which the agent never got, is put back in front.
@@ -247,15 +250,16 @@ def _spoken(pairs: list[TurnTalk], messages: tuple[Message, ...]) -> tuple[tuple
             forms = [form for form in (text, text.lstrip(), text.strip()) if content.startswith(form)]
             if forms:
                 texts[place] = Message("assistant", reasoning + content)
-            trained = forms and not turn.inherited
-            sampled_chars[place] = len(reasoning) + max(map(len, forms)) if trained else 0
+            chars = len(reasoning) + max(map(len, forms)) if forms else 0
+            sampled_chars[place] = chars, not turn.inherited
     return tuple(texts), sampled_chars
 
 
 def _retokenized(
-    messages: tuple[Message, ...], spoken: Mapping[int, int], tokenizer: Tokenizer, tools: Tools
+    messages: tuple[Message, ...], spoken: Mapping[int, tuple[int, bool]], tokenizer: Tokenizer, tools: Tools
 ) -> Trajectory:
-    """Ids made from text. `spoken`: how many first characters of a message are trained, by its place."""
+    """Ids made from text. `spoken`: as of `_spoken`. What was sampled is encoded apart also where it is inherited:
+    all rows of a tree then have the same ids for it."""
     assistants = {i for i, message in enumerate(messages) if message.role == "assistant"}
     left = dict(spoken)
     tokens: list[int] = []
@@ -267,8 +271,8 @@ def _retokenized(
             reasons = following is not None and reasoning_chars(messages[following].content) > 0
             parts = [(tokenizer.encode(without_empty(piece.text) if reasons else piece.text), False)]
         else:
-            end = left.pop(piece.message, 0)
-            texts = ((piece.text[:end], True), (piece.text[end:], False))
+            end, learns = left.pop(piece.message, (0, False))
+            texts = ((piece.text[:end], learns), (piece.text[end:], False))
             parts = [(content_ids(tokenizer, text), learn) for text, learn in texts if text]
         for ids, learn in parts:
             tokens += ids

@@ -75,7 +75,10 @@ async def run_group(
     draw = await _draw(plans, executor, policy, refill, branching)
     attempts = draw.attempts
     if policy.zero_variance == "resample" and draw.is_enough and same(draw.scores):
-        second = await _draw([refill(plan) for plan in draw.latest], executor, policy, refill, branching)
+        # It begins where the first one did (`env.start_at`): a turn whose groups are all solved falls by it.
+        begins = zip(draw.latest, plans, strict=True)
+        again = [replace(refill(latest), prefix=plan.prefix) for latest, plan in begins]
+        second = await _draw(again, executor, policy, refill, branching)
         attempts = attempts + second.attempts
         # If too many rollouts of the second draw break, the first draw is kept.
         draw = second if second.is_enough else draw
@@ -168,7 +171,7 @@ class _Draw:
         self._left -= len(replaced)
         self._in_vain += 0 if self._members else len(replaced)
         self._refilled |= {attempt.plan.index for attempt in replaced}
-        return [self._refill(_reachable(attempt)) for attempt in replaced]
+        return [self._refill(attempt.plan) for attempt in replaced]
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -193,12 +196,6 @@ class _Draw:
     def is_enough(self) -> bool:
         """Whether the group needs no more members."""
         return len(self._members) >= self._policy.enough(self._size)
-
-
-def _reachable(attempt: Attempt) -> RolloutPlan:
-    """Its plan; begun with the task where no sandbox can be brought to the recorded beginning."""
-    unreached = attempt.outcome.name is FailedName.RECORD_ERROR
-    return replace(attempt.plan, prefix=None) if unreached else attempt.plan
 
 
 def verdict(

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,13 @@ class Starts:
 
 def _can_begin_anywhere(attempt: RecordedAttempt) -> bool:
     """Whether each of its turns was asked for behind the one before."""
+    turns = attempt.record.turns
     try:
-        for turn in range(1, len(attempt.record.turns) + 1):
-            branching(attempt.rollout_id, attempt.record, turn)
+        branching(attempt.rollout_id, attempt.record, len(turns))
     except ValueError:
         return False
-    return True
+    ends = accumulate((turn.ended_s for turn in turns), max)
+    return all(ended_s <= following.started_s for ended_s, following in zip(ends, turns[1:], strict=False))
 
 
 def _demand_agent(saved: SavedSettings, config: Config) -> None:

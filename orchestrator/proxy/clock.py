@@ -48,6 +48,7 @@ class OwnClock:
         self._waits = _Span()
         self._sampling = _Span()
         self._stood_s = 0.0  # in which this process did not run: it could not serve the sandbox
+        self.went_on_s = 0.0  # where it went on from a record: what was begun on the way to there, begins there
         self._changed = asyncio.Event()
         self._begun = asyncio.Event()
 
@@ -68,7 +69,7 @@ class OwnClock:
         self._started = asyncio.get_running_loop().time() - elapsed_s
         self._waits.go_on(max(0.0, elapsed_s - own_s))
         self._sampling.go_on(min(sampling_s, self._waits.total_s))
-        self._stood_s = 0.0
+        self._stood_s, self.went_on_s = 0.0, elapsed_s
         self._changed.set()
 
     async def started(self) -> None:

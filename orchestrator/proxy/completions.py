@@ -210,8 +210,7 @@ class Completions:
         most = await self._budgets.begin(ask, prompt.tokens)
         if prompt.unlike is not None and not self._playback_clock.part(prompt.unlike):
             raise prompt.unlike
-        if self._playback_clock.look_whether_parted():
-            started_s = self._clock.elapsed_s
+        self._playback_clock.look_whether_parted()
         return ReadyRequest(ask, prompt, self._sampler.request(ask, prompt, most), started_s)
 
     async def _sampled(self, ready: ReadyRequest) -> Reply:
@@ -240,7 +239,8 @@ class Completions:
     def _kept(self, ready: ReadyRequest, completion: Completion, *, known: bool = False) -> Reply:
         """The reply with this completion, which goes on record. `known`: it is there already."""
         ask = ready.ask
-        turn = self.turns.record(ask, ready.prompt, ready.started_s, self._clock.elapsed_s, completion)
+        started_s = max(ready.started_s, self._clock.went_on_s)
+        turn = self.turns.record(ask, ready.prompt, started_s, self._clock.elapsed_s, completion)
         if not known:
             self._tell(turn)
         self._budgets.spend(ask.sequence, completion)

@@ -228,8 +228,7 @@ class Lease:
                     if not self.plan.prefix or not self.plan.prefix.continued:  # else it was told already
                         self._served(call)
                     return ToolReply(output=call.output, error=call.error)
-                if self._playback_clock.look_whether_parted():
-                    started_s = self.clock.elapsed_s
+                self._playback_clock.look_whether_parted()
                 if tool is None:
                     raise ToolError(f"there is no tool {name[:80]!r}")
                 output = (await tool.call(arguments))[:MAX_TOOL_CHARS]
@@ -246,6 +245,7 @@ class Lease:
             except Exception as failure:  # a tool of the user's own may raise anything
                 log.exception("the tool %s failed", name[:80])
                 error = f"the tool failed: {type(failure).__name__}"
+        started_s = max(started_s, self.clock.went_on_s)
         self.tool_calls.append(ToolCall(sequence, name, recorded, output, error, started_s, self.clock.elapsed_s))
         self._served(self.tool_calls[-1])
         return ToolReply(output=output, error=error, ended=ended)

@@ -34,18 +34,17 @@ class PlaybackClock:
         assert self.playback is not None
         return self.playback.part(str(unlike))
 
-    def look_whether_parted(self) -> bool:
-        """Whether the sandbox is on its own since now, before the record was served to its end. The clock goes on
+    def look_whether_parted(self) -> None:
+        """Where the sandbox is on its own since now, before the record was served to its end, the clock goes on
         from where it parted."""
         if self.playback is None or not self.playback.unlike or self._parted:
-            return False
+            return
         self._parted = True
         if (parting := self.playback.parting) is not None:
             told: tuple[Entry, ...] = (parting, *self.playback.given)
             for one in told:
                 self._served(one)
         self._go_on()
-        return True
 
     async def in_time(self, then: Turn | ToolCall, awaited: Callable[[], bool] = lambda: True) -> None:
         """Waits with an answer from the record until all is asked for that was asked for before it came, at most

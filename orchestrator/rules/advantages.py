@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from fractions import Fraction
+from itertools import pairwise
+from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +46,30 @@ def edges(leaves: Sequence[Leaf]) -> Mapping[str, tuple[Edge, ...]]:
         if parent is not None:
             children.setdefault(parent.name, []).append(leaf)
         by_name[leaf.name] = leaf
-    roots = [leaf for leaf in leaves if parents[leaf.name] is None]
-
-    def below(leaf: Leaf, turn: int) -> list[float]:
-        """The scores of all that go through this leaf's begin of `turn`."""
-        later = [child for child in children.get(leaf.name, ()) if child.turn >= turn]
-        return [leaf.score, *(score for child in later for score in below(child, child.turn))]
-
-    def value(leaf: Leaf, turn: int) -> float:
-        return fmean(below(leaf, turn))
-
-    start = fmean(value(root, 1) for root in roots) if roots else 0.0
+    # Exact: where all scores are the same, nothing is worth more. Branches come first, and each is looked at once:
+    # a record may be forged.
+    through: dict[str, tuple[Fraction, int]] = {}  # sum and number of the scores behind its own first turn
+    values: dict[str, dict[int, Fraction]] = {}  # of the begins of the turns at which somebody branched from it
+    for leaf in reversed(leaves):
+        total, count = through[leaf.name] = Fraction(leaf.score), 1
+        values[leaf.name] = {}
+        for child in sorted(children.get(leaf.name, ()), key=attrgetter("turn"), reverse=True):
+            more, branches = through[child.name]
+            total, count = total + more, count + branches
+            values[leaf.name][child.turn] = total / count
+            if child.turn >= leaf.turn or parents[leaf.name] is None:
+                through[leaf.name] = total, count
+    roots = [total / count for name, (total, count) in through.items() if parents[name] is None]
+    start = sum(roots, Fraction()) / max(1, len(roots))
     worth = {}
     for leaf in leaves:
         parent = parents[leaf.name]
-        before, own = (start, 1) if parent is None else (value(parent, leaf.turn), leaf.turn)
-        forks = sorted({child.turn for child in children.get(leaf.name, ())})
-        begins = [own, *forks]
-        values = [before, *(value(leaf, turn) for turn in forks), leaf.score]
+        before, own = (start, 1) if parent is None else (values[parent.name][leaf.turn], leaf.turn)
+        forks = sorted(values[leaf.name].items())
+        begins = [own, *(turn for turn, _ in forks)]
+        ways = pairwise([before, *(value for _, value in forks), Fraction(leaf.score)])
         worth[leaf.name] = tuple(
-            Edge(turn, values[place + 1] - values[place]) for place, turn in enumerate(begins)
+            Edge(turn, float(end - begin)) for turn, (begin, end) in zip(begins, ways, strict=True)
         )
     return worth
 

@@ -188,9 +188,11 @@ def entry(
     rollout's main segment; None: the plan's rule decides. `place`: in the group's trees; None: it has none."""
     line, attempt = member.trajectory, member.attempt
     tag = attempt.plan.agent.closing_tag
+    if not form.trains(attempt.outcome, attempt.record):
+        line = replace(line, trained_T=(False,) * len(line.tokens_T))
     return {
         "tokens": list(line.tokens_T),
-        "masks": _mask(member, form),
+        "masks": _trained(line, line.tokens_T, MASKED),
         "scores": float(member.score.value),
         "inference_logprobs": None if line.logprobs_T is None else _trained(line, line.logprobs_T, MASKED_LOGPROB),
         "messages": _messages(line) if form.include_messages else None,
@@ -216,13 +218,6 @@ def group_line(entries: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict
         "overrides": complete["overrides"],
         "group_overrides": {"group_size": len(entries)},
     }
-
-
-def _mask(member: Member, form: GroupFormat) -> list[int]:
-    line = member.trajectory
-    if not form.trains(member.attempt.outcome, member.attempt.record):
-        return [MASKED] * len(line.tokens_T)
-    return _trained(line, line.tokens_T, MASKED)
 
 
 def _trained(line: Trajectory, values_T: tuple[T, ...], masked: T) -> list[T]:

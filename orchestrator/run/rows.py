@@ -180,7 +180,8 @@ def recorded_rows(
         row = _filled(row, attempt.record, turn, made, learns=learns and segment in weights)
         if place is not None and isinstance(made, Trajectory):
             values = place.advantages(attempt.record, made, form.tokenizer, attempt.agent.closing_tag)
-            row = replace(row, advantages=tuple(values[len(row.prompt_ids) :]))
+            own = zip(values[len(row.prompt_ids) :], row.env_mask, strict=True)
+            row = replace(row, advantages=tuple(value * on for value, on in own))
         rows.append(row)
     return rows
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from orchestrator.run.line import tool_call_line, turn_line, turn_of
-from orchestrator.run.lines import MAX_LINE_BYTES, demand_modest, demand_short_talks, dumps, line_start, texts
+from orchestrator.run.lines import MAX_LINE_BYTES, MAX_TALK, demand_modest, dumps, line_start, texts
 from orchestrator.run.schema import CompletionLine, Real, read_line
 from orchestrator.types import (
     AgentSpec,
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 FOLDER = "under-way"
 SUFFIX = ".jsonl"
 MOST_WAITING = 10_000  # lines that were not written yet: a slow disk costs files here, and no memory
+MOST_COPIED = 4 * MAX_TALK  # where sandboxes begin and part: a file may come from anybody
 _NEW = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 T = TypeVar("T")
@@ -191,6 +192,7 @@ class UnderWay:
                     path.replace(self._path(plan.rollout_id))
                     self._rollouts[plan.rollout_id] = _Rollout(size=end)
                     return record
+                self._remove(rollout_id, kept=False)  # else what is drawn again came behind half a line
             except (OSError, ValueError) as error:
                 log.warning("%s is left out, and its rollout drawn again: %s", path, error)
                 self._remove(rollout_id, kept=False)
@@ -199,7 +201,7 @@ class UnderWay:
 
 def files_in(directory: Path) -> Mapping[str, Path]:
     """The files of the run in `directory`, by rollout id."""
-    return {path.stem: path for path in sorted((directory / FOLDER).glob(f"*{SUFFIX}"))}
+    return {path.stem: path for path in sorted((directory / FOLDER).glob(f"*{SUFFIX}")) if path.is_file()}
 
 
 def served_so_far(directory: Path, rollout_id: str) -> Record | None:
@@ -252,12 +254,14 @@ def _record(path: Path, ids: Sequence[str] | None = None, plan: RolloutPlan | No
     record: Record | None = None
     served: list[Entry] = []
     tools: Tools = ()
+    length = together = copied = 0  # messages of the last prompt; of all, and other entries; each time gathered
     for line in texts(path):
         if not line.is_whole:
             break  # its writer was killed
         value = read_line(_LINE, line.text)
         if "started_at" in value:
             _demand_of(value, ids, plan)
+            copied += together
             goes_on, began = value["continued"], record and gathered(served, record)
             before = Record(value["started_at"], branch=value.get("branch"))
             if goes_on and began is None:
@@ -269,12 +273,17 @@ def _record(path: Path, ids: Sequence[str] | None = None, plan: RolloutPlan | No
             turn = turn_of(value["turn"], tools)
             tools = turn.tools
             served.append(turn)
+            length = min(length, turn.kept) + len(turn.messages)
+            together += length
         else:
             served.append(next(value[name] for name in ("tool_call", "crossing", "parting") if name in value))
+            together += 1
+            copied += together * ("parting" in value)
+        if together > MAX_TALK or copied > MOST_COPIED:
+            raise ValueError(f"over {MAX_TALK} messages in its prompts together, or too many sandboxes")
     if record is None:
         return None
     record = gathered(served, record)
-    demand_short_talks({"completions": [{"kept": t.kept, "messages": t.messages} for t in record.turns]})
     return record if record.turns else None
 
 

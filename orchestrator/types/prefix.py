@@ -91,7 +91,7 @@ def gathered(served: Iterable[Entry], record: Record) -> Record:
     for turn in _whole([one for one in served if isinstance(one, Turn)]):
         turns[known.get(_identity(turn), ("since", turn.sequence))] = turn
     # A program's may have overtaken each other.
-    kept = tuple(_shortened(sorted(turns.values(), key=attrgetter("started_s"))))
+    kept = tuple(_shortened(sorted(turns.values(), key=attrgetter("started_s", "ended_s"))))
     calls = [one for one in served if isinstance(one, ToolCall)]
     crossings = [one for one in served if isinstance(one, Crossing)]
     return replace(

@@ -24,6 +24,54 @@ def groups(draw: st.DrawFn) -> list[Leaf]:
     return leaves
 
 
+@st.composite
+def forests(draw: st.DrawFn) -> list[Leaf]:
+    """Branches of branches as well."""
+    leaves: list[Leaf] = []
+    for number in range(draw(st.integers(1, 12))):
+        parent = draw(st.sampled_from([None, *leaves]))
+        turn = 1 if parent is None else parent.turn + draw(st.integers(1, 3))
+        leaves.append(Leaf(str(number), draw(SCORES), parent and parent.name, turn))
+    return leaves
+
+
+@given(forests())
+def test_edges_are_differences_of_means_over_all_that_go_through_a_place(group: list[Leaf]) -> None:
+    by_name = {leaf.name: leaf for leaf in group}
+
+    def sampler(leaf: Leaf, turn: int) -> str:
+        """Who sampled this turn of the rollout."""
+        return leaf.name if turn >= leaf.turn else sampler(by_name[str(leaf.parent)], turn)
+
+    def value(leaf: Leaf, turn: int) -> float:
+        """Of the place where this turn of the rollout begins; all are there at the begin of the first one."""
+        before = [sampler(leaf, at) for at in range(1, turn)]
+        through = [one for one in group if before == [sampler(one, at) for at in range(1, turn)]]
+        return fmean(one.score for one in through)
+
+    roots = [leaf for leaf in group if leaf.parent is None]
+    start = fmean(fmean(one.score for one in group if sampler(one, 1) == root.name) for root in roots)
+    for leaf in group:
+        forks = sorted({one.turn for one in group if one.parent == leaf.name})
+        first = start if leaf.parent is None else value(leaf, leaf.turn)
+        values = [first, *(value(leaf, turn) for turn in forks), leaf.score]
+        wanted = [
+            Edge(turn, pytest.approx(values[at + 1] - values[at])) for at, turn in enumerate([leaf.turn, *forks])
+        ]
+        assert list(edges(group)[leaf.name]) == wanted
+
+
+@given(forests(), SCORES)
+def test_where_all_scores_are_equal_nothing_is_worth_more(group: list[Leaf], score: float) -> None:
+    found = edges([Leaf(leaf.name, score, leaf.parent, leaf.turn) for leaf in group])
+    assert {edge.advantage for own in found.values() for edge in own} == {0.0}
+
+
+def test_a_forged_tree_costs_no_more_than_its_size() -> None:
+    chain = [Leaf(str(n), 1.0, str(n - 1) if n else None, n + 1) for n in range(5_000)]
+    assert edges(chain)["4999"] == (Edge(5_000, 0.0),)
+
+
 def test_a_tree_by_hand() -> None:
     """A trunk that failed, branches at turn 2 (1 of 2 solved) and at turn 4 (both solved), and a whole rollout."""
     tree = [

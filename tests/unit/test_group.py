@@ -19,10 +19,12 @@ from orchestrator.types import (
     FailedName,
     Group,
     Member,
+    Prefix,
     RolloutPlan,
     Score,
     Trajectory,
 )
+from orchestrator.types.prefix import branching
 from tests.fakes.plans import TALK, a_plan, a_record
 
 SIZE = 4
@@ -51,10 +53,14 @@ class ToldExecutor:
 
 
 async def group_of(
-    policy: str, ends: Callable[[RolloutPlan], Outcome], variance: str = "keep", branch: str = ""
+    policy: str,
+    ends: Callable[[RolloutPlan], Outcome],
+    variance: str = "keep",
+    branch: str = "",
+    prefix: Prefix | None = None,
 ) -> Group:
     executor = ToldExecutor(ends)
-    plans = [a_plan(index) for index in range(SIZE)]
+    plans = [replace(a_plan(index), prefix=prefix) for index in range(SIZE)]
     group = await run_group(
         plans[0].task,
         plans,
@@ -239,3 +245,10 @@ async def test_a_second_draw_grows_from_its_own_trunk() -> None:
     group = await group_of("backfill", lambda plan: 0.5, "resample", "turns:2 width:3")
     branches = [m.attempt.plan.prefix.branch for m in group.members_G if m.attempt.plan.prefix is not None]
     assert [branch.parent for branch in branches if branch] == ["g000000-r00-a1"] * 3
+
+
+async def test_a_second_draw_of_tasks_begun_near_their_end_begins_there_too() -> None:
+    """Else the turn of a task whose groups are all solved would never fall."""
+    prefix = branching("g000007-r00-a0", RECORD, 3, run="earlier")
+    group = await group_of("backfill", lambda plan: 1.0, "resample", prefix=prefix)
+    assert set(prefixes(group).values()) == {3}

@@ -468,6 +468,25 @@ async def test_time_is_neither_won_nor_lost_on_the_way(endpoint: Endpoint) -> No
         assert lease.deadline_s == pytest.approx(first.plan.limits.deadline_s - 20)
 
 
+@pytest.mark.parametrize("parts", [False, True])
+async def test_what_is_begun_on_the_way_begins_where_the_clock_goes_on(endpoint: Endpoint, parts: bool) -> None:
+    """Else it would have taken all the time of the record, which was the sandbox' own then."""
+    first = await both(endpoint, program(), "answer to 1", "seen")
+    record = timed(first, (1.0, 11.0), (14.0, 24.0))
+    lease = a_lease(endpoint, first.plan, going_on(record, "lost"))
+    await ask(lease, 1)
+    new = [ask(lease, n, messages=(Message("user", f"aside {n}"),), is_long=True) for n in (3, 4)]
+    known = ask(lease, 2, "answer to 1", "seen", is_long=True)
+    await asyncio.gather(*((*new, known) if parts else (known, *new)))
+    assert lease.playback is not None
+    assert lease.playback.over
+    lost_again = lease.playback.with_rest(replace(record, turns=tuple(lease.turns), continued=(LOST,)))
+    assert lost_again.turns[0].sequence == 1
+    prefix = going_on(lost_again, "lost again")
+    assert prefix is not None
+    assert prefix.elapsed_s - prefix.waiting_s == pytest.approx(4, abs=0.5)
+
+
 async def test_the_time_between_steps_is_nobodys(endpoint: Endpoint) -> None:
     grader = Grader("command")
     steps = tuple(TaskStep(name, name, grader, timeout_s=30.0) for name in ("one", "two"))

@@ -187,6 +187,11 @@ def test_what_is_done_is_known_and_every_line_counted(run: Path) -> None:
     assert found.result(replace(half, rollout_id="g000001-r01-a0"), None) is None
 
 
+def test_a_folder_in_the_place_of_a_rollout_under_way_is_left_alone(run: Path) -> None:
+    (run / "under-way" / "g000000-r00-a0.jsonl").mkdir(parents=True)
+    assert len(earlier(run).lines) == 1
+
+
 def test_no_groups_file_means_no_group_is_done(run: Path) -> None:
     (run / "groups.jsonl").unlink()
     assert earlier(run).written == {}

@@ -13,7 +13,9 @@ import pytest
 
 from examples.trainer import check_group as check_columns
 from examples.trainer import sequences
-from orchestrator.completion.trajectory import trajectory
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.tokenizer import load_tokenizer
+from orchestrator.completion.trajectory import main_line, trajectory
 from orchestrator.run.excerpts import read_counted
 from orchestrator.run.groups import GroupFormat, sampled_in, untrained_tokens
 from orchestrator.run.line import attempt_line
@@ -22,9 +24,10 @@ from orchestrator.run.tally import Tally
 from orchestrator.run.verify import Findings, Wanted, check_group
 from orchestrator.trainers.trl import answer
 from orchestrator.trainers.trl_async import samples
-from orchestrator.types import CompletionKind, Member
+from orchestrator.types import CompletionKind, EndedName, Member, Message
 from orchestrator.types.prefix import branching, going_on
-from tests.fakes.trees import tree
+from tests.fakes.tokenizer import tokenizer_folder
+from tests.fakes.trees import TAG, tree
 
 SAMPLED = {*(110, 111, 120, 121, 130, 131), *(220, 221, 230, 231), *(330, 331), *range(410, 431, 10)}
 SAMPLED |= {token + 1 for token in SAMPLED if token >= 410}
@@ -86,6 +89,26 @@ def test_rows_are_the_groups_lines(masked: bool) -> None:
         )
 
 
+def test_what_the_run_masks_has_no_log_probs_and_no_advantages() -> None:
+    """As an outcome that is not trained, or a side line."""
+    group, untrained = tree(), frozenset({EndedName.FINISHED})
+    (columns,) = GroupFormat(untrained=untrained).groups(group)
+    for name, nothing in (("masks", -100), ("inference_logprobs", 1.0), ("advantages", 0.0)):
+        assert {value for values in columns[name] for value in values} == {nothing}
+    rollouts = {m.attempt.plan.rollout_id: json.dumps(plain(attempt_line(m))).encode() for m in group.members_G}
+    findings = Findings(Wanted(size=4, untrained=frozenset(map(str, untrained))))
+    check_group(columns, "line 1", findings, rollouts)
+    assert findings.wrong == {}
+    members = tuple(with_plan(member) for member in group.members_G)
+    for rows in (
+        group_rows(group, GroupFormat(untrained=untrained)),
+        group_rows(replace(group, members_G=members), GroupFormat(all_segments=False)),
+    ):
+        assert not any(
+            value for row in rows for value, on in zip(row.advantages or (), row.env_mask, strict=True) if not on
+        )
+
+
 def test_trl_gets_each_token_to_train_once() -> None:
     rows = group_rows(tree(), GroupFormat())
     given = answer(rows, [0], 0, with_logprobs=True)
@@ -119,6 +142,37 @@ def test_nothing_counts_what_is_inherited() -> None:
     tally.group(group)
     assert tally.tokens == tally.trained_tokens == sampled_in(group) == len(SAMPLED)
     assert untrained_tokens(group, all_segments=True) == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_ids_made_from_texts_are_the_same_in_every_row_of_a_tree(masked: bool) -> None:
+    """Here the tokenizer makes one token of the end of a completion and the tag that the agent puts behind it."""
+    tokenizer = load_tokenizer(str(tokenizer_folder()))
+    group = tree()
+    group = replace(group, members_G=tuple(as_texts(member, tokenizer) for member in group.members_G))
+    form = GroupFormat(tokenizer=tokenizer, trunk_masked=masked)
+    (columns,) = form.groups(group)
+    trunk, branch = columns["tokens"][:2]
+    inherited = next(at for at, m in enumerate(columns["masks"][1]) if m != -100)
+    assert trunk[:inherited] == branch[:inherited]
+    rows = group_rows(group, form)
+    assert [row.advantages for row in rows] == [
+        tuple(values[len(row.prompt_ids) :]) for row, values in zip(rows, columns["advantages"], strict=True)
+    ]
+
+
+def as_texts(member: Member, tokenizer: Tokenizer) -> Member:
+    """Of an endpoint without ids. A space ends each completion."""
+    record = member.attempt.record
+    turns = []
+    for turn in record.turns:
+        text = turn.completion.visible + " "
+        said = replace(turn.completion, text=text, visible=text, tokens_T=None, logprobs_T=None)
+        talk = tuple(Message(m.role, m.content.replace(TAG, f" {TAG}")) for m in turn.messages)
+        turns.append(replace(turn, messages=talk, prompt_ids=None, completion=said))
+    record = replace(record, turns=tuple(turns))
+    attempt = replace(member.attempt, record=record)
+    return replace(member, attempt=attempt, trajectory=main_line(attempt.plan, record, tokenizer))
 
 
 def test_a_line_that_is_all_inherited_is_no_line_of_the_branch() -> None:

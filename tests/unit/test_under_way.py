@@ -174,7 +174,24 @@ FORGED: dict[str, Any] = {
     "a parting of nothing": lambda text: text + b'{"parting":{"turns":0,"why":"x"}}\n',
     "another schema": lambda text: text.replace(b'"schema":1', b'"schema":7'),
     "a bomb": lambda text: text + b'{"turn":' + b"[" * 2_000_000 + b"\n",
+    "prompts without end": lambda text: text + again(text, 0, 100_000) + 40 * again(text, 100_000, 0),
 }
+
+
+async def test_a_rollout_that_is_drawn_again_is_not_written_behind_half_a_line(tmp_path: Path) -> None:
+    first, second = turns(2)
+    path = await written(tmp_path, [first])
+    path.write_bytes(path.read_bytes()[:-20])  # nothing of it is whole
+    assert await read(tmp_path) is None
+    await written(tmp_path, [first, second])
+    assert await read(tmp_path) == Record(1000.0, (first, second))
+
+
+def again(text: bytes, kept: int, more: int) -> bytes:
+    """The last completion with this conversation."""
+    line = orjson.loads(text.splitlines()[-1])
+    line["turn"] |= {"kept": kept, "messages": [{"role": "user", "content": ""}] * more}
+    return orjson.dumps(line) + b"\n"
 
 
 @pytest.mark.parametrize("forged", FORGED)

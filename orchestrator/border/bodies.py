@@ -106,13 +106,13 @@ class Body:
             await self._settle()
             self._begin(self._put, self._next())
 
-    async def whole(self) -> tuple[str, bool]:
-        """(its hash, whether it is kept)."""
+    async def whole(self, wanted: str | None = None) -> tuple[str, bool]:
+        """(its hash, whether it is kept). `wanted`: the only hash under which it is."""
         await self._settle()
         for piece in (pieces := self._next()):
             self._hash.update(piece)
         digest = self._hash.hexdigest()
-        if self._keeps and not self._bodies.holds(digest):
+        if self._keeps and wanted in (None, digest) and not self._bodies.holds(digest):
             self._begin(self._keep, pieces, digest)
             await self._settle()
         await self.drop()

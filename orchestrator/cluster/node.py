@@ -253,7 +253,7 @@ class Node:
                 if isinstance(piece, Broken):
                     return False
                 await body.add(piece)
-            return body.digest == digest and (await body.whole())[1]
+            return await body.whole(digest) == (digest, True)
         except SandboxLostError:
             return False
         finally:

@@ -151,9 +151,7 @@ class Body:
         self._taken = 0
         if (part := self._part) is not None:
             self._part = None
-            part.close()
-            with suppress(OSError):
-                await asyncio.to_thread(os.unlink, part.name)
+            await asyncio.to_thread(_remove, part)
 
     # ------------------------------------------------------------ in the thread
 
@@ -172,3 +170,10 @@ class Body:
             self._part = self._bodies.open_part()
         self._part.writelines(pieces)
         return self._part
+
+
+def _remove(part: BinaryIO) -> None:
+    with suppress(OSError):  # closing writes what it holds, for which a full disk has no room
+        part.close()
+    with suppress(OSError):
+        os.unlink(part.name)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from errno import ENOSPC
 from hashlib import sha256
+from io import BufferedWriter, FileIO
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -165,6 +168,27 @@ async def test_what_broke_off_takes_no_room(tmp_path: Path) -> None:
     await whole.drop()
     await (more := bodies.body()).add(b"z" * 9)
     assert (await more.whole())[1] is False, "the first one has the room"
+
+
+class _FullFile(FileIO):
+    def write(self, data: object) -> int:
+        raise OSError(ENOSPC, "No space left on device")
+
+
+class _FullDisk(Bodies):
+    def open_part(self) -> BinaryIO:
+        return BufferedWriter(_FullFile(super().open_part().name, "w"))
+
+
+@pytest.mark.parametrize("pieces", [3, 3_000])
+async def test_a_full_disk_takes_nothing_from_the_rollout_and_has_no_part_left(
+    pieces: int, tmp_path: Path
+) -> None:
+    body, piece = _FullDisk(tmp_path, 1 << 30).body(), b"x" * 1_000  # as small as those of a network
+    for _ in range(pieces):
+        await body.add(piece)
+    assert await body.whole() == (sha256(piece * pieces).hexdigest(), False)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_equal_bodies_are_kept_once_and_parts_of_a_killed_run_are_cleared(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from orchestrator.border.messages import Answer, Asked, Headers, Sending, framin
 from orchestrator.border.outside import Connection, Terms
 from orchestrator.border.recorded import Stored
 from orchestrator.rules.egress import Entry, Place, Refused
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import Crossing
 
 _SEARCHED_BYTES = 64 << 10  # for a key, at a time: others have their turn in between
@@ -64,7 +65,7 @@ class Exchange:
             refusal = "the sandbox ended it"
             raise
         finally:
-            await self._record(crossing, refusal, whole)
+            await uninterrupted(self._record(crossing, refusal, whole))
         return asked.reusable
 
     async def _tell(self, refused: Refused) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from errno import ENOSPC
 from hashlib import sha256
 from io import BufferedWriter, FileIO
@@ -189,6 +190,31 @@ async def test_a_full_disk_takes_nothing_from_the_rollout_and_has_no_part_left(
         await body.add(piece)
     assert await body.whole() == (sha256(piece * pieces).hexdigest(), False)
     assert list(tmp_path.iterdir()) == []
+
+
+class _SlowDisk(Bodies):
+    def open_part(self) -> BinaryIO:
+        time.sleep(0.2)
+        return super().open_part()
+
+
+async def test_a_stream_that_is_cancelled_twice_is_on_record_and_leaves_no_part(tmp_path: Path) -> None:
+    bodies = _SlowDisk(tmp_path, 1 << 30)
+    begun = b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + bytes(3 << 20)
+    async with upstream(lambda got: begun) as server, box(server, bodies=bodies) as at:
+        reader, writer = await at.open()
+        place = f"{NAME}:{server.port}"
+        writer.write(f"GET http://{place}/ HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
+        await reader.readexactly(2 << 20)  # a thread is writing
+        (stream,) = (task for task in asyncio.all_tasks() if task.get_name() == "stream of a service")
+        for _ in range(2):  # as where a sandbox hangs up and its lease ends
+            stream.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([stream])
+        (crossing,) = at.border.crossings
+        assert crossing.refusal == "the sandbox ended it"
+        assert list(tmp_path.iterdir()) == []
+        writer.close()
 
 
 async def test_equal_bodies_are_kept_once_and_parts_of_a_killed_run_are_cleared(tmp_path: Path) -> None:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Iterable
+from time import process_time
 
 import pytest
 
 from orchestrator.border import messages
+from orchestrator.border.client_hello import Hello, read_hello
 from orchestrator.border.outside import BorderLimits
-from orchestrator.rules.egress import Entry
+from orchestrator.border.streams import Plain
+from orchestrator.rules.egress import Entry, Refused
 from tests.fakes.upstream import Upstream, answer, upstream
 from tests.integration.border.world import NAME, WAIT_S, Box, Names, box, seen
 
@@ -291,6 +295,30 @@ async def test_what_is_not_tls_does_not_go_through_a_tunnel(tls: str, data: byte
         assert got.partition(b"\r\n\r\n")[2] == bytes((21, 3, 3, 0, 2, 2, 112))
         assert server.connections == 0
         assert at.border.crossings[0].refusal
+
+
+class _Pieces(Plain):
+    """A stream that comes in these."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+
+    async def read(self) -> bytes:
+        return next(self._pieces, b"")
+
+
+async def test_words_of_tls_that_come_in_crumbs_are_looked_at_once() -> None:
+    tls = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent := ssl.MemoryBIO(), server_hostname=NAME)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    hello = sent.read()[5:]
+    crumbs = [bytes((22, 3, 1, 0, 1, byte)) for byte in hello]  # one byte in each record
+    whole = b"".join(crumbs)
+    assert await read_hello(_Pieces(bytes((byte,)) for byte in whole)) == (whole, Hello(NAME))
+    begun_s = process_time()
+    with pytest.raises(Refused, match="no end"):
+        await read_hello(_Pieces(crumbs[0] for _ in range(6_000)))
+    assert process_time() - begun_s < 2
 
 
 async def test_a_name_that_leads_to_a_private_address_is_refused_after_it_was_resolved() -> None:

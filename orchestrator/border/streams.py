@@ -83,6 +83,8 @@ class Socket(asyncio.Protocol):
     async def end(self) -> None:
         if not self._transport.is_closing():
             self._transport.write_eof()
+            self._transport.set_write_buffer_limits(0)  # to wait until all is with the kernel
+            await self._room.wait()
 
     def unread(self, data: bytes) -> None:
         if data:
@@ -90,7 +92,7 @@ class Socket(asyncio.Protocol):
             self._size += len(data)
 
     def close(self) -> None:
-        self._transport.close()
+        self._transport.abort()  # who never reads would else keep it for ever
 
     def _demand(self) -> None:
         if self._lost:

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.border.authority import Authority
 from orchestrator.border.outside import BorderLimits
+from orchestrator.border.streams import Socket
 from orchestrator.rules.egress import Entry
 from tests.fakes.upstream import Got, Upstream, answer, upstream
 from tests.integration.border.world import NAME, WAIT_S, Names, box, seen
@@ -371,3 +372,26 @@ async def test_tunnels_in_which_nothing_is_asked_count() -> None:
             (await at.tunnel())[1].close()
         with pytest.raises(OSError, match="limit of one rollout"):
             await at.tunnel()
+
+
+async def test_a_closed_connection_is_gone_though_its_server_never_reads_and_one_that_ends_has_sent_all() -> None:
+    made = asyncio.Queue[asyncio.StreamReader]()
+    server = await asyncio.start_server(lambda reader, _: made.put_nowait(reader), "127.0.0.1", 0, limit=1)
+    for ends in (False, True):
+        there = await Socket.connect("127.0.0.1", server.sockets[0].getsockname()[1])
+        reader, data = await made.get(), bytes(16 << 20)  # more than the kernel takes
+        writing = asyncio.create_task(there.write(data))
+        async with asyncio.timeout(WAIT_S):
+            if ends:
+                ending = asyncio.create_task(there.end())
+                assert await reader.readexactly(len(data)) == data
+                await ending
+                there.close()
+                assert await reader.read() == b""
+            else:
+                await asyncio.sleep(0)
+                there.close()
+                assert await there.read() == b""
+            await asyncio.wait([writing])
+            assert isinstance(writing.exception(), OSError) is not ends
+    server.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from contextlib import suppress
 from hashlib import sha256
 
 import h11
@@ -329,6 +331,39 @@ async def test_a_post_on_a_connection_that_was_closed_meanwhile_reaches_the_host
     assert posts == 2
     second = b"200" if "idle" in hangs_up else b"502"
     assert [line.split()[1] for line in lines] == [b"200", second]
+
+
+async def test_a_post_over_tls_that_ended_with_the_last_answer_gets_a_connection_of_its_own() -> None:
+    posts = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal posts
+        came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls, got = authority.context(NAME).wrap_bio(came, goes, server_side=True), b""
+        while not got.endswith(b"hi"):
+            try:
+                got += tls.read()  # with the handshake before it
+            except ssl.SSLWantReadError:
+                writer.write(goes.read())
+                came.write(await reader.read(1 << 16))
+        posts += 1
+        tls.write(answer())
+        with suppress(ssl.SSLWantReadError):
+            tls.unwrap()
+        writer.write(goes.read())  # the answer and the goodbye in one packet
+
+    authority = Authority()
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    async with box(Upstream(lambda got: b"", authority, port, port)) as at, asyncio.timeout(WAIT_S):
+        reader, writer = await at.tunnel()
+        for _ in range(2):
+            writer.write(f"POST / HTTP/1.1\r\nHost: {NAME}:{port}\r\nContent-Length: 2\r\n\r\nhi".encode())
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(5) == b"hello"
+        writer.close()
+    listening.close()
+    assert posts == 2
 
 
 async def test_heads_of_answers_count_and_those_of_answers_before_them() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from contextlib import suppress
 from hashlib import sha256
+from time import process_time
 
 import h11
 import pytest
@@ -144,6 +145,35 @@ async def test_a_body_in_chunks_goes_out_in_chunks_without_extensions_and_traile
     assert got.body == b"abc"
     assert b"evil" not in server.got[0].head
     assert server.got[0].header("transfer-encoding") == "chunked"
+
+
+async def test_a_body_in_crumbs_goes_on_in_pieces_and_others_have_their_turn() -> None:
+    crumbs, came, busy_s = b"2\r\nab\r\n" * 20_000, bytearray(), 0.0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not came.endswith(b"\r\n0\r\n\r\n"):
+            came.extend(await reader.read(1 << 16))
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(b"HTTP/1.1 103 A\r\n\r\n" * 20_000 + head + crumbs + b"0\r\n\r\n")
+
+    async def others() -> None:
+        nonlocal busy_s
+        while True:
+            begun_s = process_time()
+            await asyncio.sleep(0)
+            busy_s = max(busy_s, process_time() - begun_s)
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    place = f"{NAME}:{(port := listening.sockets[0].getsockname()[1])}"
+    head = f"POST http://{place}/ HTTP/1.1\r\nHost: {place}\r\nTransfer-Encoding: chunked\r\nConnection: close"
+    async with box(Upstream(lambda got: b"", Authority(), port, port)) as at:
+        other = asyncio.create_task(others())
+        got = await at.raw(head.encode() + b"\r\n\r\n" + crumbs + b"0\r\n\r\n")
+        other.cancel()
+    listening.close()
+    assert seen(got).body == b"ab" * 20_000
+    assert len(came) < len(crumbs) // 2, "few chunks"
+    assert busy_s < 0.1
 
 
 async def test_who_waits_for_100_continue_gets_it() -> None:

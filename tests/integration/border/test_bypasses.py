@@ -171,6 +171,7 @@ PLAIN = {
     "a method in small letters": "get http://{name}:{port}/ HTTP/1.1\r\n" + HERE + "\r\n",
     "no HTTP": "\x16\x03\x01 senseless \r\n\r\n",
     "a head without end": "GET http://{name}:{port}/ HTTP/1.1\r\nX: " + "a" * 70_000,
+    "a head of too many lines": "GET http://{name}:{port}/ HTTP/1.1\r\n" + HERE + "a:b\r\n" * 600 + "\r\n",
     "CONNECT to a metadata address": "CONNECT 169.254.169.254:80 HTTP/1.1\r\nHost: 169.254.169.254:80\r\n\r\n",
     "CONNECT without a port": "CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n\r\n",
     "CONNECT with a whole address": "CONNECT https://{name}:{tls}/ HTTP/1.1\r\n" + SAFE + "\r\n",

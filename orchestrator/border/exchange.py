@@ -169,7 +169,7 @@ class Exchange:
     async def _ask(self, place: Place, target: str, entry: Entry, pieces: AsyncIterator[bytes] | None) -> None:
         """Raises Refused, OSError."""
         asked = self._asked
-        keys = keys_for(self._terms.outside.keys, self._scheme, place)
+        keys = keys_for(self._terms.outside.keys, self._scheme, entry)
         headers = handed_on(asked.headers)
         if keys:
             headers = [(name, value) for name, value in headers if name.lower() not in _NOT_WITH_KEYS]

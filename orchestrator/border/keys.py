@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote_plus
 from orchestrator.errors import ConfigError
 from orchestrator.named_keys import read_key
 from orchestrator.rules.border_keys import KeyEntry
-from orchestrator.rules.egress import Place
+from orchestrator.rules.egress import Entry
 from orchestrator.rules.redact import Secret
 
 MIN_CHARS = 8  # a shorter one cannot be told from other text
@@ -62,9 +62,10 @@ def with_values(entries: Sequence[KeyEntry]) -> tuple[KeyEntry, ...]:
     return tuple(replace(key.entry, value=key.value) for key in read_keys(entries))
 
 
-def keys_for(keys: Iterable[BorderKey], scheme: str, place: Place) -> tuple[BorderKey, ...]:
-    """Those that a request gets: to exactly this host, over TLS."""
-    return tuple(key for key in keys if scheme == "https" and key.entry.host == place.host)
+def keys_for(keys: Iterable[BorderKey], scheme: str, entry: Entry) -> tuple[BorderKey, ...]:
+    """Those that a request gets which leaves by this entry: one of the operator's for exactly the key's host. What
+    leaves by another one is beyond the methods and paths that were named beside the key."""
+    return tuple(key for key in keys if scheme == "https" and key.entry.host == entry.host and not entry.of_task)
 
 
 # ---------------------------------------------------------------- what comes back

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -45,6 +46,17 @@ async def test_a_key_is_put_in_over_tls_to_its_host_alone(tmp_path: Path) -> Non
     first = at.border.crossings[0]
     assert (first.keys, first.target) == (2, "/p?key=mine&a=1&%6bey=too&KEY=x")
     assert VALUE not in repr((at.border.crossings, HEADER, at.border))
+
+
+@pytest.mark.parametrize("wider", [Entry("*.example.org"), Entry(NAME, of_task=True)])
+async def test_a_wider_entry_widens_nothing_that_a_key_may_be_used_for(wider: Entry) -> None:
+    async with upstream(lambda got: answer()) as server:
+        ports = (server.tls_port,)
+        named = Entry(NAME, ports, methods=("GET",), paths=("/v1",), private=True)
+        async with box(server, named, replace(wider, ports=ports, private=True), keys=(HEADER,)) as at:
+            for method, path in (("GET", "/v1/me"), ("POST", "/v1/me"), ("GET", "/admin")):
+                assert (await at.get(path, "Authorization: mine", method=method)).status == 200
+    assert [got.header("authorization") for got in server.got] == [f"Bearer {VALUE}", "mine", "mine"]
 
 
 ECHOES = {

@@ -6,7 +6,9 @@ The sandbox has no interface, so there is no DNS, no UDP and no other socket to 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import threading
 from collections.abc import Iterable
 from time import process_time
 
@@ -15,8 +17,9 @@ import pytest
 from orchestrator.border import messages
 from orchestrator.border.client_hello import Hello, read_hello
 from orchestrator.border.outside import BorderLimits
+from orchestrator.border.reach import Reach
 from orchestrator.border.streams import Plain
-from orchestrator.rules.egress import Entry, Refused
+from orchestrator.rules.egress import Entry, Place, Refused
 from tests.fakes.upstream import Upstream, answer, upstream
 from tests.integration.border.world import NAME, WAIT_S, Box, Names, box, seen
 
@@ -354,6 +357,21 @@ async def test_a_name_is_resolved_once_and_the_address_that_was_judged_is_the_on
         assert got.status in (403, 502, 504)  # documentation addresses are not public, and nobody is there
         assert server.connections == 0
         assert names.asked == ["rebound.example"]
+
+
+async def test_names_that_nobody_answers_for_hold_up_no_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait(WAIT_S) and [])
+    place, entry = Place("slow.example.org", 80), Entry("*.example.org")
+    asked = [asyncio.create_task(Reach().open("http", place, entry, tls=False)) for _ in range(50)]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(WAIT_S / 4):
+            await asyncio.to_thread(int)
+    finally:
+        answers.set()
+        got = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(one, Refused) for one in got)
 
 
 async def test_half_closed_streams_get_their_answer() -> None:

@@ -260,6 +260,7 @@ async def test_the_second_download_of_a_file_costs_no_egress(tmp_path: Path) -> 
         ("/thing.whl", (), answer(b"x", "200 OK", "Vary: User-Agent", "Vary: Accept-Encoding")),
         ("/thing.whl", (), answer(b"x", "200 OK", "Cache-Control: no-store", "Cache-Control: max-age=9")),
         ("/thing.whl", (), answer(b"x", "404 Not Found")),
+        ("/thing.whl", (), b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nbroken o"),
     ],
 )
 async def test_what_may_differ_is_fetched_by_everybody(

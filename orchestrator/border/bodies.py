@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 
 from orchestrator.border.streams import PIECE_BYTES
@@ -29,7 +30,7 @@ class Bodies:
     def __init__(self, folder: Path | None, most: int = 0) -> None:
         """Blocks. Raises OSError."""
         self._folder, self._left = folder, most
-        self._known = set[str]()
+        self._known, self._lock = set[str](), Lock()
         self.left_out = 0
         """Bodies that were hashed alone."""
         if folder is not None and most:
@@ -80,8 +81,11 @@ class Bodies:
         """Blocks. Raises OSError."""
         assert self._folder is not None
         part.close()
-        os.replace(part.name, self._folder / digest)
-        self._known.add(digest)
+        with self._lock:
+            if digest in self._known:  # an equal one was quicker, and has taken the room
+                raise FileExistsError(digest)
+            os.replace(part.name, self._folder / digest)
+            self._known.add(digest)
 
 
 class Body:

@@ -217,6 +217,16 @@ async def test_a_stream_that_is_cancelled_twice_is_on_record_and_leaves_no_part(
         writer.close()
 
 
+async def test_equal_bodies_that_end_together_take_the_room_of_one(tmp_path: Path) -> None:
+    bodies = _SlowDisk(tmp_path, 45)
+    for piece in (b"x", b"y"):
+        equal = [bodies.body() for _ in range(2)]
+        for body in equal:
+            await body.add(piece * 15)
+        assert all(kept for _, kept in await asyncio.gather(*(body.whole() for body in equal)))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 async def test_equal_bodies_are_kept_once_and_parts_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
     folder = tmp_path / "egress"
     async with upstream(lambda got: answer(b"same" * 1_000)) as server:

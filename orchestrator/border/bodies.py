@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 
 from orchestrator.border.streams import PIECE_BYTES
@@ -29,7 +30,7 @@ class Bodies:
     def __init__(self, folder: Path | None, most: int = 0) -> None:
         """Blocks. Raises OSError."""
         self._folder, self._left = folder, most
-        self._known = set[str]()
+        self._known, self._lock = set[str](), Lock()
         self.left_out = 0
         """Bodies that were hashed alone."""
         if folder is not None and most:
@@ -80,8 +81,11 @@ class Bodies:
         """Blocks. Raises OSError."""
         assert self._folder is not None
         part.close()
-        os.replace(part.name, self._folder / digest)
-        self._known.add(digest)
+        with self._lock:
+            if digest in self._known:  # an equal one was quicker, and has taken the room
+                raise FileExistsError(digest)
+            os.replace(part.name, self._folder / digest)
+            self._known.add(digest)
 
 
 class Body:
@@ -151,9 +155,7 @@ class Body:
         self._taken = 0
         if (part := self._part) is not None:
             self._part = None
-            part.close()
-            with suppress(OSError):
-                await asyncio.to_thread(os.unlink, part.name)
+            await asyncio.to_thread(_remove, part)
 
     # ------------------------------------------------------------ in the thread
 
@@ -172,3 +174,10 @@ class Body:
             self._part = self._bodies.open_part()
         self._part.writelines(pieces)
         return self._part
+
+
+def _remove(part: BinaryIO) -> None:
+    with suppress(OSError):  # closing writes what it holds, for which a full disk has no room
+        part.close()
+    with suppress(OSError):
+        os.unlink(part.name)

@@ -22,35 +22,32 @@ class Hello:
 
 
 async def read_hello(stream: Bytes) -> tuple[bytes, Hello]:
-    """(all that was read, what it says). Raises Refused: it is no TLS, or has no end."""
-    data = b""
+    """(all that was read, what it says). Each record is looked at once. Raises Refused: it is no TLS, or has no
+    end."""
+    data, message, at = bytearray(), bytearray(), 0  # the next record begins at `at`
     while True:
-        if (hello := _complete(data)) is not None:
-            return data, hello_of(hello)
+        while (end := _record_end(data, at)) <= len(data):
+            message += data[at + 5 : end]
+            at = end
+            if message[0] != _CLIENT_HELLO:
+                raise Refused("TLS begins with another word than a ClientHello", 400)
+            if len(message) >= 4 and len(message) >= 4 + (size := int.from_bytes(message[1:4])):
+                return bytes(data), hello_of(bytes(message[4 : 4 + size]))
         if len(data) > MAX_BYTES or not (piece := await stream.read()):
             raise Refused("the words of TLS have no end", 400)
         data += piece
 
 
-def _complete(data: bytes) -> bytes | None:
-    """The body of the ClientHello, out of one or more records. None: more has to come. Raises Refused."""
-    message = b""
-    while True:
-        if data and data[0] != _HANDSHAKE:
-            raise Refused("only TLS goes through CONNECT: ask for http:// in the plain way of a proxy", 400)
-        if len(data) < 5:
-            return None
-        size = int.from_bytes(data[3:5])
-        if data[1] != 3 or not 0 < size <= _RECORD_BYTES:
-            raise Refused("these are no words of TLS", 400)
-        message += data[5 : 5 + size]
-        if message and message[0] != _CLIENT_HELLO:
-            raise Refused("TLS begins with another word than a ClientHello", 400)
-        if len(message) >= 4 and len(message) >= 4 + (wanted := int.from_bytes(message[1:4])):
-            return message[4 : 4 + wanted]
-        if len(data) <= 5 + size:
-            return None
-        data = data[5 + size :]
+def _record_end(data: bytearray, at: int) -> int:
+    """Of the record that begins there; beyond the data: more has to come. Raises Refused."""
+    if len(data) > at and data[at] != _HANDSHAKE:
+        raise Refused("only TLS goes through CONNECT: ask for http:// in the plain way of a proxy", 400)
+    if len(data) < at + 5:
+        return at + 5
+    size = int.from_bytes(data[at + 3 : at + 5])
+    if data[at + 1] != 3 or not 0 < size <= _RECORD_BYTES:
+        raise Refused("these are no words of TLS", 400)
+    return at + 5 + size
 
 
 def hello_of(hello: bytes) -> Hello:

@@ -16,6 +16,7 @@ from orchestrator.border.messages import Answer, Asked, Headers, Sending, framin
 from orchestrator.border.outside import Connection, Terms
 from orchestrator.border.recorded import Stored
 from orchestrator.rules.egress import Entry, Place, Refused
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import Crossing
 
 _SEARCHED_BYTES = 64 << 10  # for a key, at a time: others have their turn in between
@@ -64,7 +65,7 @@ class Exchange:
             refusal = "the sandbox ended it"
             raise
         finally:
-            await self._record(crossing, refusal, whole)
+            await uninterrupted(self._record(crossing, refusal, whole))
         return asked.reusable
 
     async def _tell(self, refused: Refused) -> None:
@@ -168,7 +169,7 @@ class Exchange:
     async def _ask(self, place: Place, target: str, entry: Entry, pieces: AsyncIterator[bytes] | None) -> None:
         """Raises Refused, OSError."""
         asked = self._asked
-        keys = keys_for(self._terms.outside.keys, self._scheme, place)
+        keys = keys_for(self._terms.outside.keys, self._scheme, entry)
         headers = handed_on(asked.headers)
         if keys:
             headers = [(name, value) for name, value in headers if name.lower() not in _NOT_WITH_KEYS]

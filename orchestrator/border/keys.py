@@ -12,12 +12,13 @@ import re
 from binascii import Error as NotBase64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from urllib.parse import quote, unquote_plus
 
 from orchestrator.errors import ConfigError
 from orchestrator.named_keys import read_key
 from orchestrator.rules.border_keys import KeyEntry
-from orchestrator.rules.egress import Place
+from orchestrator.rules.egress import Entry
 from orchestrator.rules.redact import Secret
 
 MIN_CHARS = 8  # a shorter one cannot be told from other text
@@ -62,9 +63,10 @@ def with_values(entries: Sequence[KeyEntry]) -> tuple[KeyEntry, ...]:
     return tuple(replace(key.entry, value=key.value) for key in read_keys(entries))
 
 
-def keys_for(keys: Iterable[BorderKey], scheme: str, place: Place) -> tuple[BorderKey, ...]:
-    """Those that a request gets: to exactly this host, over TLS."""
-    return tuple(key for key in keys if scheme == "https" and key.entry.host == place.host)
+def keys_for(keys: Iterable[BorderKey], scheme: str, entry: Entry) -> tuple[BorderKey, ...]:
+    """Those that a request gets which leaves by this entry: one of the operator's for exactly the key's host. What
+    leaves by another one is beyond the methods and paths that were named beside the key."""
+    return tuple(key for key in keys if scheme == "https" and key.entry.host == entry.host and not entry.of_task)
 
 
 # ---------------------------------------------------------------- what comes back
@@ -74,9 +76,7 @@ class Redaction:
     """Of one answer's head and body. `count`: what was found so far."""
 
     def __init__(self, keys: Iterable[BorderKey]) -> None:
-        self._forms = [form for key in keys for form in _forms(key)]
-        # One after the other: of each, the first characters are then found without trying all of it.
-        self._searches = [(form.needle, re.compile(form.pattern)) for form in self._forms]
+        self._forms, self._searches = _sought(tuple(keys))
         self._longest = max(form.longest for form in self._forms)
         self._begins = frozenset(byte for form in self._forms for byte in form.begins)
         self._kept = b""
@@ -111,6 +111,13 @@ class Redaction:
             if data[at] in self._begins and any(form.is_begun(data, at) for form in self._forms):
                 return at
         return len(data)
+
+
+@lru_cache(1_000)  # milliseconds for a long key, which every request to its host would take
+def _sought(keys: tuple[BorderKey, ...]) -> "tuple[list[_Form], list[tuple[bytes, re.Pattern[bytes]]]]":
+    forms = [form for key in keys for form in _forms(key)]
+    # One after the other: of each, the first characters are then found without trying all of it.
+    return forms, [(form.needle, re.compile(form.pattern)) for form in forms]
 
 
 def _asterisks(match: re.Match[bytes]) -> bytes:
@@ -157,6 +164,8 @@ class _Form:
                     following.add(place + len(way))
             if len(data) in following:
                 return True
+            if not following:  # as mostly: the key may be long
+                return False
             places = following
         return False
 

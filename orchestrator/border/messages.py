@@ -5,7 +5,7 @@ So whatever two readers could understand differently never gets further: it is r
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -19,6 +19,8 @@ _HEAD_BYTES = 64 << 10
 _STATUS_BYTES = len("HTTP/1.1 200 \r\n\r\n")
 _IDLE_S, _HEAD_S = 120.0, 30.0  # until a request begins, and until its head is there
 _LINGER_S, _LINGER_BYTES = 5.0, 4 << 20
+_MOST_LINES = 500  # of the head of a request
+_MOST_CHUNKS = 32  # that are read in a row: each may be of one byte, and others have their turn in between
 _ODD = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|\0")  # two readers may see different lines
 _QUOTED = re.compile(r":? ?(?:bytearray\()?\bb['\"].*", re.DOTALL)  # how h11 ends what it says of a line
 # Headers of one connection, which are not handed on; nor are those that `Connection` names.
@@ -54,24 +56,19 @@ class Asked:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Its body. Raises Refused, OSError."""
-        while True:
-            try:
-                event = self._connection.next_event()
-            except h11.RemoteProtocolError as error:
-                raise _not_http(error) from None
-            if event is h11.NEED_DATA:
-                if self._connection.they_are_waiting_for_100_continue and not self.begun:
-                    await self._send(h11.InformationalResponse(status_code=100, headers=[]))
-                if not (data := await self._stream.read()):
-                    raise ConnectionResetError("the request has no end")
-                self._connection.receive_data(data)
-            elif isinstance(event, h11.Data):
-                yield bytes(event.data)
-            elif isinstance(event, h11.EndOfMessage):
-                self._stream.unread(self._connection.trailing_data[0])
-                return
-            else:
-                raise ConnectionResetError("the request has no end")
+        try:
+            async for piece in _pieces(self._connection, self._more):
+                yield piece
+        except h11.RemoteProtocolError as error:
+            raise _not_http(error) from None
+        self._stream.unread(self._connection.trailing_data[0])
+
+    async def _more(self) -> None:
+        if self._connection.they_are_waiting_for_100_continue and not self.begun:
+            await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+        if not (data := await self._stream.read()):
+            raise ConnectionResetError("the request has no end")
+        self._connection.receive_data(data)
 
     async def begin(self, status: int, headers: Headers, *, close: bool = False, reason: str = "") -> None:
         """The head of the answer. Raises OSError."""
@@ -164,6 +161,8 @@ async def _head(stream: Bytes, data: bytes) -> bytes:
     whole = bytes(head[: end + 4])
     if len(whole) > _HEAD_BYTES:
         raise Refused(f"the head of the request is over {_HEAD_BYTES} bytes", 431)
+    if whole.count(b"\n") > _MOST_LINES:
+        raise Refused(f"the head of the request has over {_MOST_LINES} lines", 431)
     if _ODD.search(whole):
         raise Refused("lines end with CR and LF, and none goes on in the next one", 400)
     return whole
@@ -197,22 +196,17 @@ class Answer:
             count(_STATUS_BYTES + len(event.reason) + sum(len(name) + len(value) + 4 for name, value in lines))
             if isinstance(event, h11.Response):
                 break
+            await asyncio.sleep(0)
         self.status, self.reason = event.status_code, _text(event.reason)
         self.headers = [(_text(name), _text(value)) for name, value in event.headers.raw_items()]
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Raises OSError: it breaks off."""
-        while True:
-            try:
-                event = await self._next()
-            except Refused as refused:
-                raise ConnectionResetError(str(refused)) from None
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            elif isinstance(event, h11.EndOfMessage):
-                return
-            else:
-                raise ConnectionResetError("the answer broke off")
+        try:
+            async for piece in _pieces(self._connection, self._more):
+                yield piece
+        except h11.RemoteProtocolError as error:
+            raise ConnectionResetError(str(_unreadable(error))) from None
 
     @property
     def reusable(self) -> bool:
@@ -224,13 +218,42 @@ class Answer:
     async def _next(self) -> object:
         try:
             while (event := self._connection.next_event()) is h11.NEED_DATA:
-                data = await self._stream.read()
-                if not data and self._connection.their_state is h11.SEND_RESPONSE:
-                    raise ConnectionResetError("the other side hung up without an answer")
-                self._connection.receive_data(data)
+                await self._more()
         except h11.RemoteProtocolError as error:
-            raise Refused(f"the other side's answer cannot be read: {_why(error)}", 502) from None
+            raise _unreadable(error) from None
         return event
+
+    async def _more(self) -> None:
+        data = await self._stream.read()
+        if not data and self._connection.their_state is h11.SEND_RESPONSE:
+            raise ConnectionResetError("the other side hung up without an answer")
+        self._connection.receive_data(data)
+
+
+def _unreadable(error: h11.RemoteProtocolError) -> Refused:
+    return Refused(f"the other side's answer cannot be read: {_why(error)}", 502)
+
+
+async def _pieces(connection: h11.Connection, more: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+    """Of a body, until its end: chunks that are there together make one. `more`: has the connection receive data.
+    Raises h11.RemoteProtocolError, OSError."""
+    chunks: list[bytes] = []
+    while True:
+        event = connection.next_event()
+        if isinstance(event, h11.Data):
+            chunks.append(event.data)
+            if len(chunks) < _MOST_CHUNKS:
+                continue
+            await asyncio.sleep(0)
+        if chunks:
+            yield b"".join(chunks)
+            chunks = []
+        if event is h11.NEED_DATA:
+            await more()
+        elif isinstance(event, h11.EndOfMessage):
+            return
+        elif not isinstance(event, h11.Data):
+            raise ConnectionResetError("the message broke off")
 
 
 class Sending:

@@ -5,11 +5,13 @@ where they lead: then the names alone are judged here.
 """
 
 import asyncio
+import socket
 import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from socket import SOCK_STREAM
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment
@@ -22,6 +24,9 @@ from orchestrator.rules.text import printable
 
 _CONNECT_S = 30.0
 _PROXY_HEAD_BYTES = 64 << 10
+# A name for which nobody answers holds a thread for as long as the C library asks. Sandboxes choose names, and the
+# loop's own threads look up the endpoint and launch sandboxes.
+_NAMES = ThreadPoolExecutor(64, "names")
 Resolve = Callable[[str, int], Awaitable[list[Any]]]  # as `getaddrinfo`
 
 
@@ -45,7 +50,8 @@ class There:
 
 
 async def _resolve(host: str, port: int) -> list[Any]:
-    return await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    return await asyncio.get_running_loop().run_in_executor(_NAMES, ask)
 
 
 class Reach:

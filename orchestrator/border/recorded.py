@@ -131,6 +131,7 @@ class Cache:
             and is_file(crossing.target)
             and _is_plain(headers)
             and not answer.keys() & {"set-cookie", "content-encoding"}
+            and answer.keys() & {"content-length", "transfer-encoding"}  # else it may be the half of a file
             and answer.get("vary", "accept-encoding") == "accept-encoding"
             and not re.search("no-store|private", answer.get("cache-control", ""))
             and len(self._files) < _MAX_FILES

@@ -83,6 +83,8 @@ class Socket(asyncio.Protocol):
     async def end(self) -> None:
         if not self._transport.is_closing():
             self._transport.write_eof()
+            self._transport.set_write_buffer_limits(0)  # to wait until all is with the kernel
+            await self._room.wait()
 
     def unread(self, data: bytes) -> None:
         if data:
@@ -90,7 +92,7 @@ class Socket(asyncio.Protocol):
             self._size += len(data)
 
     def close(self) -> None:
-        self._transport.close()
+        self._transport.abort()  # who never reads would else keep it for ever
 
     def _demand(self) -> None:
         if self._lost:
@@ -163,7 +165,7 @@ class Tls:
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=host is None, server_hostname=host
         )
-        self._unread = b""
+        self._unread, self._ended = b"", False
 
     async def handshake(self) -> None:
         """Raises OSError (ssl.SSLError is one)."""
@@ -187,9 +189,10 @@ class Tls:
         while True:
             pieces, size = [], 0
             try:
-                while size < PIECE_BYTES and (piece := self._tls.read(PIECE_BYTES)):
-                    pieces.append(piece)
+                while size < PIECE_BYTES and not self._ended:
+                    pieces.append(piece := self._tls.read(PIECE_BYTES))
                     size += len(piece)
+                    self._ended = not piece
                 return b"".join(pieces)
             except ssl.SSLWantReadError:
                 if pieces:
@@ -197,6 +200,7 @@ class Tls:
                 await self._flush()  # what the protocol itself has to say
                 await self._fill()
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                self._ended = True
                 return b"".join(pieces)
 
     async def write(self, data: bytes) -> None:
@@ -216,8 +220,8 @@ class Tls:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it holds nothing that was not read."""
-        return not (self._unread or self._tls.pending() or self._incoming.pending)
+        """Whether it goes on, and holds nothing that was not read."""
+        return not (self._unread or self._ended or self._tls.pending() or self._incoming.pending)
 
     def close(self) -> None:
         self._under.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import time
@@ -131,7 +132,8 @@ class RunEgress:
         """What rollouts of the task may ask. Its hosts were checked when it was read."""
         if not (self._gives_tasks_theirs and task.network):
             return self._rules
-        return Rules((*self._rules.entries, *map(entry_of, task.network)))
+        theirs = (replace(entry_of(raw), of_task=True) for raw in task.network)
+        return Rules((*self._rules.entries, *theirs))
 
     async def _bodies_of(self, plan: RolloutPlan, ours: Bodies) -> Bodies:
         """Those of the run that the rollout's beginning is of."""

@@ -70,7 +70,8 @@ class Place:
 class Entry:
     """One entry of `env.egress`. `host`: a name, an address, `*.NAME` (all names below it), or `*` (every public
     host). `ports`: none: 80 and 443. `methods`, `paths`: none: all; paths are beginnings, by whole segments.
-    `private`: its addresses may be private ones. Raises ValueError, which says what is wrong."""
+    `private`: its addresses may be private ones. `of_task`: a task asks for it, not the operator. Raises
+    ValueError, which says what is wrong."""
 
     host: str
     ports: tuple[int, ...] = ()
@@ -78,6 +79,7 @@ class Entry:
     paths: tuple[str, ...] = ()
     tls: Tls = "terminate"
     private: bool = False
+    of_task: bool = False
 
     def __post_init__(self) -> None:
         if self.host != ANY:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.errors import ToolError
+from orchestrator.rules.redact import redact
 from orchestrator.rules.waits import running_timeout
 from orchestrator.tools.arguments import check_names
 from orchestrator.tools.signatures import Signature
@@ -108,7 +109,8 @@ class FunctionTool:
         except TimeoutError:
             raise ToolError(f"the tool did not answer within {self._workers.timeout_s:g} seconds") from None
         except Exception as error:
-            raise ToolError(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]) from error
+            # HTTP clients name the address that they asked, with the key in it.
+            raise ToolError(redact(f"{type(error).__name__}: {error}")[:MAX_ERROR_CHARS]) from error
         return self._text(result)
 
     def _text(self, result: object) -> str:

@@ -18,6 +18,7 @@ from orchestrator.errors import ConfigError, EnvironmentUnusable, ToolError, Too
 from orchestrator.tools.base import CALLER, HostTool
 from orchestrator.tools.mcp import server as server_module
 from orchestrator.tools.mcp.base import McpServer
+from orchestrator.tools.mcp.recorded import tool_facts
 from orchestrator.tools.mcp.tools import open_servers
 from tests.fakes.runs import ROOT, until
 
@@ -195,15 +196,18 @@ async def test_keys_come_from_variables_and_files_and_are_shown_to_nobody(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MY_KEY", "hunter2hunter2")
-    (tmp_path / "key").write_text("swordfish99\n")
+    (tmp_path / "key").write_text("Bearer swordfish99\n")
     async with opened(a_server(env={"API_KEY": "env:MY_KEY"})) as mcp:
         assert await mcp.call("key") == "my key is [key]"
+        assert mcp.tools["connect"].description == "Connects with [key]."
+        assert "hunter2" not in repr(tool_facts(mcp.tools))  # for prompts, and for run.json
         with pytest.raises(ToolError) as refused:
             await mcp.call("echo", text=5)
         assert "hunter2" not in str(refused.value)
-    async with listening(WANTED_KEY="swordfish99") as url:
+    async with listening(WANTED_KEY="Bearer swordfish99") as url:
         async with opened(McpServer("web", url=url, headers={"X-Key": f"file:{tmp_path / 'key'}"})) as mcp:
-            assert await mcp.call("echo", text="swordfish99!") == "[key]!"
+            assert await mcp.call("echo", text="Bearer swordfish99!") == "[key]!"
+            assert await mcp.call("echo", text="unknown: swordfish99!") == "unknown: [key]!"
         with pytest.raises(EnvironmentUnusable, match="it answered with HTTP 401"):
             async with opened(McpServer("web", url=url)):
                 pass
@@ -263,6 +267,7 @@ ORPHAN = """
 import asyncio, sys
 from contextlib import AsyncExitStack
 from orchestrator.tools.mcp.base import McpServer
+from orchestrator.tools.mcp.recorded import tool_facts
 from orchestrator.tools.mcp.tools import open_servers
 
 async def main():

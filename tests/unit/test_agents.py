@@ -245,6 +245,8 @@ def double(number: int, note: str | None = None) -> int:
     """Doubles a number."""
     if number == 13:
         raise ValueError("not that one")
+    if number == 12:
+        raise OSError("401 for url: https://me:pw@host/v1?api_key=hunter2&q=x")
     if number == 14:
         raise SystemExit(1)
     if number == 15:
@@ -292,6 +294,7 @@ async def test_host_tools_check_what_comes_and_bound_what_goes(here: Path) -> No
         ({"number": None}, "number must be of type integer, not null"),
         ({"number": 1, "colour": 2}, "there is no argument 'colour'"),
         ({"number": 13}, "ValueError: not that one"),
+        ({"number": 12}, "OSError: 401 for url: https://host/v1?api_key=[key]&q=x"),
         ({"number": 14}, "RuntimeError: SystemExit: 1"),
         ({"number": 15}, "cannot be told as JSON"),
     ]:

@@ -87,7 +87,7 @@ def test_a_task_has_its_hosts_where_the_operator_says_so(
     found = set()
     for host in ("a.example", "b.example"):
         with suppress(Refused):
-            rules.judge(Place(host, 443), "GET", "/")
+            assert rules.judge(Place(host, 443), "GET", "/").of_task is (host not in egress)
             found.add(host)
     assert found == reached
 

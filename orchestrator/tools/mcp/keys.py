@@ -16,8 +16,10 @@ def with_keys(server: McpServer) -> McpServer:
 
 
 def keys_of(server: McpServer) -> tuple[Secret, ...]:
-    """The values that were looked up."""
-    return tuple(one for one in (*server.env.values(), *server.headers.values()) if isinstance(one, Secret))
+    """The values that were looked up; of a header like `Bearer KEY` also what follows its first word."""
+    found = [one for one in (*server.env.values(), *server.headers.values()) if isinstance(one, Secret)]
+    parts = (text_of(one).partition(" ")[2].strip() for one in server.headers.values() if one in found)
+    return (*found, *map(Secret, filter(None, parts)))
 
 
 def text_of(value: Value) -> str:

@@ -1,7 +1,7 @@
 """What a tool of a server answers, as the one text that an agent gets."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.rules.redact import Secret
@@ -9,7 +9,7 @@ from orchestrator.rules.text import valid
 from orchestrator.tools.functions import MAX_RESULT_CHARS
 
 
-def text_of_result(result: Mapping[str, Any], keys: Iterable[Secret]) -> str:
+def text_of_result(result: Mapping[str, Any], keys: Sequence[Secret]) -> str:
     """Texts as they are, one behind the other; without one, the structured content as JSON. What is no text is
     named in its place. `keys` are taken out."""
     blocks = result.get("content")
@@ -17,17 +17,27 @@ def text_of_result(result: Mapping[str, Any], keys: Iterable[Secret]) -> str:
     structured = result.get("structuredContent")
     text = "\n".join(parts)
     if structured is not None and not any(_is_text(block) for block in blocks or ()):
-        text = "\n".join([json.dumps(structured, ensure_ascii=False), *parts])
+        text = "\n".join([json.dumps(without_keys(structured, keys), ensure_ascii=False), *parts])
     return clean(text, keys)
 
 
-def clean(text: str, keys: Iterable[Secret]) -> str:
+def clean(text: str, keys: Sequence[Secret]) -> str:
     """Text of a server, bounded and without the keys that it was given."""
-    for key in keys:
-        text = text.replace(key.reveal(), "[key]")
+    text = without_keys(text, keys)
     if len(text) > MAX_RESULT_CHARS:
         text = f"{text[:MAX_RESULT_CHARS]}\n[cut: {len(text) - MAX_RESULT_CHARS} more characters]"
     return valid(text)
+
+
+def without_keys(value: Any, keys: Sequence[Secret]) -> Any:
+    """A JSON value without the keys in its texts. Names stay: calls are made by them."""
+    if isinstance(value, str):
+        for key in keys:
+            value = value.replace(key.reveal(), "[key]")
+        return value
+    if isinstance(value, Mapping):
+        return {name: without_keys(one, keys) for name, one in value.items()}
+    return [without_keys(one, keys) for one in value] if isinstance(value, list) else value
 
 
 def _is_text(block: Any) -> bool:

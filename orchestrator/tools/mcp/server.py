@@ -21,7 +21,7 @@ from orchestrator.tools.mcp.base import McpServer
 from orchestrator.tools.mcp.http import asking
 from orchestrator.tools.mcp.keys import keys_of, text_of
 from orchestrator.tools.mcp.process import running
-from orchestrator.tools.mcp.results import clean, text_of_result
+from orchestrator.tools.mcp.results import clean, text_of_result, without_keys
 from orchestrator.tools.mcp.schemas import Listed
 from orchestrator.tools.mcp.session import Conversation, ServerGone, ServerRefusal, conversation
 from orchestrator.tools.mcp.wire import Dial
@@ -64,6 +64,10 @@ class Server:
             ) from None
         except (ServerGone, ServerRefusal) as error:
             raise EnvironmentUnusable(self._clean(str(error))) from None
+
+    def untold(self, value: Any) -> Any:
+        """What it says of its tools, without its keys."""
+        return without_keys(value, self._keys)
 
     async def call(self, tool: Listed, arguments: Mapping[str, Any]) -> str:
         """The result as text. Raises ToolError, ToolServiceError."""

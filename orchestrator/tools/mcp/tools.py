@@ -24,7 +24,7 @@ class McpTool:
 
     def __init__(self, server: Any, tool: Listed) -> None:
         self.server = server.name
-        self.description, self.inputs = tool.description, tool.inputs
+        self.description, self.inputs = server.untold(tool.description), server.untold(tool.inputs)
         self._server, self._tool = server, tool
 
     def defuse(self, spells: Callable[[str], bool]) -> None:

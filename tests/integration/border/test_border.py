@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from contextlib import suppress
 from hashlib import sha256
+from time import process_time
 
 import h11
 import pytest
 
 from orchestrator.border.authority import Authority
 from orchestrator.border.outside import BorderLimits
+from orchestrator.border.streams import Socket
 from orchestrator.rules.egress import Entry
 from tests.fakes.upstream import Got, Upstream, answer, upstream
 from tests.integration.border.world import NAME, WAIT_S, Names, box, seen
@@ -141,6 +145,35 @@ async def test_a_body_in_chunks_goes_out_in_chunks_without_extensions_and_traile
     assert got.body == b"abc"
     assert b"evil" not in server.got[0].head
     assert server.got[0].header("transfer-encoding") == "chunked"
+
+
+async def test_a_body_in_crumbs_goes_on_in_pieces_and_others_have_their_turn() -> None:
+    crumbs, came, busy_s = b"2\r\nab\r\n" * 20_000, bytearray(), 0.0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not came.endswith(b"\r\n0\r\n\r\n"):
+            came.extend(await reader.read(1 << 16))
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(b"HTTP/1.1 103 A\r\n\r\n" * 20_000 + head + crumbs + b"0\r\n\r\n")
+
+    async def others() -> None:
+        nonlocal busy_s
+        while True:
+            begun_s = process_time()
+            await asyncio.sleep(0)
+            busy_s = max(busy_s, process_time() - begun_s)
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    place = f"{NAME}:{(port := listening.sockets[0].getsockname()[1])}"
+    head = f"POST http://{place}/ HTTP/1.1\r\nHost: {place}\r\nTransfer-Encoding: chunked\r\nConnection: close"
+    async with box(Upstream(lambda got: b"", Authority(), port, port)) as at:
+        other = asyncio.create_task(others())
+        got = await at.raw(head.encode() + b"\r\n\r\n" + crumbs + b"0\r\n\r\n")
+        other.cancel()
+    listening.close()
+    assert seen(got).body == b"ab" * 20_000
+    assert len(came) < len(crumbs) // 2, "few chunks"
+    assert busy_s < 0.1
 
 
 async def test_who_waits_for_100_continue_gets_it() -> None:
@@ -330,6 +363,39 @@ async def test_a_post_on_a_connection_that_was_closed_meanwhile_reaches_the_host
     assert [line.split()[1] for line in lines] == [b"200", second]
 
 
+async def test_a_post_over_tls_that_ended_with_the_last_answer_gets_a_connection_of_its_own() -> None:
+    posts = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal posts
+        came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls, got = authority.context(NAME).wrap_bio(came, goes, server_side=True), b""
+        while not got.endswith(b"hi"):
+            try:
+                got += tls.read()  # with the handshake before it
+            except ssl.SSLWantReadError:
+                writer.write(goes.read())
+                came.write(await reader.read(1 << 16))
+        posts += 1
+        tls.write(answer())
+        with suppress(ssl.SSLWantReadError):
+            tls.unwrap()
+        writer.write(goes.read())  # the answer and the goodbye in one packet
+
+    authority = Authority()
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    async with box(Upstream(lambda got: b"", authority, port, port)) as at, asyncio.timeout(WAIT_S):
+        reader, writer = await at.tunnel()
+        for _ in range(2):
+            writer.write(f"POST / HTTP/1.1\r\nHost: {NAME}:{port}\r\nContent-Length: 2\r\n\r\nhi".encode())
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(5) == b"hello"
+        writer.close()
+    listening.close()
+    assert posts == 2
+
+
 async def test_heads_of_answers_count_and_those_of_answers_before_them() -> None:
     long = f"X-Long: {'x' * 1000}\r\n\r\n"
     early = f"HTTP/1.1 103 Early Hints\r\n{long}".encode() * 1000
@@ -371,3 +437,26 @@ async def test_tunnels_in_which_nothing_is_asked_count() -> None:
             (await at.tunnel())[1].close()
         with pytest.raises(OSError, match="limit of one rollout"):
             await at.tunnel()
+
+
+async def test_a_closed_connection_is_gone_though_its_server_never_reads_and_one_that_ends_has_sent_all() -> None:
+    made = asyncio.Queue[asyncio.StreamReader]()
+    server = await asyncio.start_server(lambda reader, _: made.put_nowait(reader), "127.0.0.1", 0, limit=1)
+    for ends in (False, True):
+        there = await Socket.connect("127.0.0.1", server.sockets[0].getsockname()[1])
+        reader, data = await made.get(), bytes(16 << 20)  # more than the kernel takes
+        writing = asyncio.create_task(there.write(data))
+        async with asyncio.timeout(WAIT_S):
+            if ends:
+                ending = asyncio.create_task(there.end())
+                assert await reader.readexactly(len(data)) == data
+                await ending
+                there.close()
+                assert await reader.read() == b""
+            else:
+                await asyncio.sleep(0)
+                there.close()
+                assert await there.read() == b""
+            await asyncio.wait([writing])
+            assert isinstance(writing.exception(), OSError) is not ends
+    server.close()

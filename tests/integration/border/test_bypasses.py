@@ -6,13 +6,20 @@ The sandbox has no interface, so there is no DNS, no UDP and no other socket to 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import threading
+from collections.abc import Iterable
+from time import process_time
 
 import pytest
 
 from orchestrator.border import messages
+from orchestrator.border.client_hello import Hello, read_hello
 from orchestrator.border.outside import BorderLimits
-from orchestrator.rules.egress import Entry
+from orchestrator.border.reach import Reach
+from orchestrator.border.streams import Plain
+from orchestrator.rules.egress import Entry, Place, Refused
 from tests.fakes.upstream import Upstream, answer, upstream
 from tests.integration.border.world import NAME, WAIT_S, Box, Names, box, seen
 
@@ -167,6 +174,7 @@ PLAIN = {
     "a method in small letters": "get http://{name}:{port}/ HTTP/1.1\r\n" + HERE + "\r\n",
     "no HTTP": "\x16\x03\x01 senseless \r\n\r\n",
     "a head without end": "GET http://{name}:{port}/ HTTP/1.1\r\nX: " + "a" * 70_000,
+    "a head of too many lines": "GET http://{name}:{port}/ HTTP/1.1\r\n" + HERE + "a:b\r\n" * 600 + "\r\n",
     "CONNECT to a metadata address": "CONNECT 169.254.169.254:80 HTTP/1.1\r\nHost: 169.254.169.254:80\r\n\r\n",
     "CONNECT without a port": "CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n\r\n",
     "CONNECT with a whole address": "CONNECT https://{name}:{tls}/ HTTP/1.1\r\n" + SAFE + "\r\n",
@@ -293,6 +301,30 @@ async def test_what_is_not_tls_does_not_go_through_a_tunnel(tls: str, data: byte
         assert at.border.crossings[0].refusal
 
 
+class _Pieces(Plain):
+    """A stream that comes in these."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+
+    async def read(self) -> bytes:
+        return next(self._pieces, b"")
+
+
+async def test_words_of_tls_that_come_in_crumbs_are_looked_at_once() -> None:
+    tls = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent := ssl.MemoryBIO(), server_hostname=NAME)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    hello = sent.read()[5:]
+    crumbs = [bytes((22, 3, 1, 0, 1, byte)) for byte in hello]  # one byte in each record
+    whole = b"".join(crumbs)
+    assert await read_hello(_Pieces(bytes((byte,)) for byte in whole)) == (whole, Hello(NAME))
+    begun_s = process_time()
+    with pytest.raises(Refused, match="no end"):
+        await read_hello(_Pieces(crumbs[0] for _ in range(6_000)))
+    assert process_time() - begun_s < 2
+
+
 async def test_a_name_that_leads_to_a_private_address_is_refused_after_it_was_resolved() -> None:
     for address in (
         "127.0.0.1",
@@ -325,6 +357,21 @@ async def test_a_name_is_resolved_once_and_the_address_that_was_judged_is_the_on
         assert got.status in (403, 502, 504)  # documentation addresses are not public, and nobody is there
         assert server.connections == 0
         assert names.asked == ["rebound.example"]
+
+
+async def test_names_that_nobody_answers_for_hold_up_no_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait(WAIT_S) and [])
+    place, entry = Place("slow.example.org", 80), Entry("*.example.org")
+    asked = [asyncio.create_task(Reach().open("http", place, entry, tls=False)) for _ in range(50)]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(WAIT_S / 4):
+            await asyncio.to_thread(int)
+    finally:
+        answers.set()
+        got = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(one, Refused) for one in got)
 
 
 async def test_half_closed_streams_get_their_answer() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import gzip
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from time import process_time
 from urllib.parse import quote
 
 import pytest
@@ -45,6 +47,17 @@ async def test_a_key_is_put_in_over_tls_to_its_host_alone(tmp_path: Path) -> Non
     first = at.border.crossings[0]
     assert (first.keys, first.target) == (2, "/p?key=mine&a=1&%6bey=too&KEY=x")
     assert VALUE not in repr((at.border.crossings, HEADER, at.border))
+
+
+@pytest.mark.parametrize("wider", [Entry("*.example.org"), Entry(NAME, of_task=True)])
+async def test_a_wider_entry_widens_nothing_that_a_key_may_be_used_for(wider: Entry) -> None:
+    async with upstream(lambda got: answer()) as server:
+        ports = (server.tls_port,)
+        named = Entry(NAME, ports, methods=("GET",), paths=("/v1",), private=True)
+        async with box(server, named, replace(wider, ports=ports, private=True), keys=(HEADER,)) as at:
+            for method, path in (("GET", "/v1/me"), ("POST", "/v1/me"), ("GET", "/admin")):
+                assert (await at.get(path, "Authorization: mine", method=method)).status == 200
+    assert [got.header("authorization") for got in server.got] == [f"Bearer {VALUE}", "mine", "mine"]
 
 
 ECHOES = {
@@ -156,6 +169,17 @@ def test_what_has_no_key_passes_as_it_is(data: bytes, cuts: list[int]) -> None:
         rest = rest[cut:]
     assert out + redaction.feed(rest) + redaction.end() == data
     assert redaction.count == 0
+
+
+def test_a_long_key_makes_no_long_search() -> None:
+    long = BorderKey(HEADER.entry, Secret("".join(f"{number:x}." for number in range(400, 600))))  # as a JWT
+    begun_s = process_time()
+    for data in (b"abcdefgh01234567" * 4096, b"%" * 65536):
+        redaction = Redaction((long,))
+        assert redaction.feed(data) + redaction.end() == data
+    for _ in range(100):
+        Redaction((long,))
+    assert process_time() - begun_s < 8
 
 
 def test_a_piece_that_begins_no_key_is_not_held_back() -> None:

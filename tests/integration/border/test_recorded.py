@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from errno import ENOSPC
 from hashlib import sha256
+from io import BufferedWriter, FileIO
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -167,6 +171,62 @@ async def test_what_broke_off_takes_no_room(tmp_path: Path) -> None:
     assert (await more.whole())[1] is False, "the first one has the room"
 
 
+class _FullFile(FileIO):
+    def write(self, data: object) -> int:
+        raise OSError(ENOSPC, "No space left on device")
+
+
+class _FullDisk(Bodies):
+    def open_part(self) -> BinaryIO:
+        return BufferedWriter(_FullFile(super().open_part().name, "w"))
+
+
+@pytest.mark.parametrize("pieces", [3, 3_000])
+async def test_a_full_disk_takes_nothing_from_the_rollout_and_has_no_part_left(
+    pieces: int, tmp_path: Path
+) -> None:
+    body, piece = _FullDisk(tmp_path, 1 << 30).body(), b"x" * 1_000  # as small as those of a network
+    for _ in range(pieces):
+        await body.add(piece)
+    assert await body.whole() == (sha256(piece * pieces).hexdigest(), False)
+    assert list(tmp_path.iterdir()) == []
+
+
+class _SlowDisk(Bodies):
+    def open_part(self) -> BinaryIO:
+        time.sleep(0.2)
+        return super().open_part()
+
+
+async def test_a_stream_that_is_cancelled_twice_is_on_record_and_leaves_no_part(tmp_path: Path) -> None:
+    bodies = _SlowDisk(tmp_path, 1 << 30)
+    begun = b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + bytes(3 << 20)
+    async with upstream(lambda got: begun) as server, box(server, bodies=bodies) as at:
+        reader, writer = await at.open()
+        place = f"{NAME}:{server.port}"
+        writer.write(f"GET http://{place}/ HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
+        await reader.readexactly(2 << 20)  # a thread is writing
+        (stream,) = (task for task in asyncio.all_tasks() if task.get_name() == "stream of a service")
+        for _ in range(2):  # as where a sandbox hangs up and its lease ends
+            stream.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([stream])
+        (crossing,) = at.border.crossings
+        assert crossing.refusal == "the sandbox ended it"
+        assert list(tmp_path.iterdir()) == []
+        writer.close()
+
+
+async def test_equal_bodies_that_end_together_take_the_room_of_one(tmp_path: Path) -> None:
+    bodies = _SlowDisk(tmp_path, 45)
+    for piece in (b"x", b"y"):
+        equal = [bodies.body() for _ in range(2)]
+        for body in equal:
+            await body.add(piece * 15)
+        assert all(kept for _, kept in await asyncio.gather(*(body.whole() for body in equal)))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 async def test_equal_bodies_are_kept_once_and_parts_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
     folder = tmp_path / "egress"
     async with upstream(lambda got: answer(b"same" * 1_000)) as server:
@@ -210,6 +270,7 @@ async def test_the_second_download_of_a_file_costs_no_egress(tmp_path: Path) -> 
         ("/thing.whl", (), answer(b"x", "200 OK", "Vary: User-Agent", "Vary: Accept-Encoding")),
         ("/thing.whl", (), answer(b"x", "200 OK", "Cache-Control: no-store", "Cache-Control: max-age=9")),
         ("/thing.whl", (), answer(b"x", "404 Not Found")),
+        ("/thing.whl", (), b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nbroken o"),
     ],
 )
 async def test_what_may_differ_is_fetched_by_everybody(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from time import time
 
 from orchestrator.border.client_hello import read_hello
 from orchestrator.border.exchange import Exchange
@@ -40,14 +39,12 @@ class Border:
         outside: Outside,
         limits: BorderLimits | None = None,
         *,
-        started_at: float | None = None,
         playback: Playback | None = None,
         added: Callable[[Crossing], None] | None = None,
     ) -> None:
-        """`started_at`: Unix time from which on record is counted. `playback`: what is answered from a record
-        first. `added`: is told of each entry on record."""
+        """`playback`: what is answered from a record first. `added`: is told of each entry on record."""
         limits = limits or BorderLimits()
-        self.journal = Journal(started_at or time(), limits.requests, limits.size, added)
+        self.journal = Journal(limits.requests, limits.size, added)
         self._terms = Terms(rules, outside, limits, self.journal, playback)
         self._streams = 0
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from time import time
+from time import monotonic
 from typing import Any
 
 from orchestrator.rules.egress import Place, Refused
@@ -17,12 +17,13 @@ Headers = tuple[tuple[str, str], ...]
 
 class Journal:
     """`requests`, `size`: that the rollout may have; `size` in bytes of all that passes, both ways. `added`: is
-    told of each entry when it has ended."""
+    told of each entry when it has ended. `elapsed_s`: seconds of the rollout so far; of this journal, until who
+    knows them is put in its place."""
 
-    def __init__(
-        self, started_at: float, requests: int, size: int, added: Callable[[Crossing], None] | None = None
-    ) -> None:
-        self._started_at, self._added = started_at, added
+    def __init__(self, requests: int, size: int, added: Callable[[Crossing], None] | None = None) -> None:
+        began_s = monotonic()
+        self.elapsed_s: Callable[[], float] = lambda: monotonic() - began_s
+        self._added = added
         self._most, self._size = requests, size
         self._begun = self._asked = self._passed = self._text = 0
         self._crossings = dict[int, Crossing]()
@@ -33,16 +34,12 @@ class Journal:
     def crossings(self) -> tuple[Crossing, ...]:
         return tuple(self._crossings[number] for number in sorted(self._crossings))
 
-    @property
-    def elapsed_s(self) -> float:
-        return max(0.0, time() - self._started_at)
-
     def begin(self, method: str, scheme: str, place: Place | None, target: str = "") -> Crossing:
         """A new entry, for `end`. `place`: None: nobody can say where it leads."""
         self._begun += 1
         self._asked += 1
         host, port = (place.host, place.port) if place else ("", 0)
-        now = self.elapsed_s
+        now = self.elapsed_s()
         return Crossing(self._begun, now, now, one_line(method)[:24], scheme, host, port, target)
 
     def forget(self) -> None:
@@ -65,7 +62,7 @@ class Journal:
         """Puts an entry on record, shortened where the record has no room for more. Returns all of it."""
         if facts.get("refusal"):
             facts["refusal"] = one_line(facts["refusal"])
-        ended = replace(crossing, ended_s=self.elapsed_s, **facts)
+        ended = replace(crossing, ended_s=self.elapsed_s(), **facts)
         if len(self._crossings) > self._most:
             self.left_out += 1
             return ended

@@ -115,9 +115,10 @@ class RunEgress:
             playback = Playback(prefix.crossings, bodies, goes_on=bool(prefix.continued))
         began_at = time() if prefix is None else prefix.started_at
         told: Callable[[Crossing], None] = partial(provision.served, began_at)
-        border = Border(
-            self.rules_of(plan.task), outside, self._limits, started_at=began_at, playback=playback, added=told
-        )
+        border = Border(self.rules_of(plan.task), outside, self._limits, playback=playback, added=told)
+
+        def keep_time(elapsed_s: Callable[[], float]) -> None:
+            border.journal.elapsed_s = elapsed_s
 
         def notes() -> tuple[str, ...]:
             more = border.journal.left_out
@@ -126,7 +127,7 @@ class RunEgress:
                 lines.append(f"{playback.missed} requests were not on record")
             return tuple(lines)
 
-        yield World((border,), self._authority.certificate, lambda: border.crossings, notes)
+        yield World((border,), self._authority.certificate, lambda: border.crossings, notes, keep_time)
 
     def rules_of(self, task: Task) -> Rules:
         """What rollouts of the task may ask. Its hosts were checked when it was read."""

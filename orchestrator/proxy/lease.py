@@ -95,6 +95,7 @@ class Lease:
         self.healthy = asyncio.Event()  # what comes before the step has succeeded
         self._budgets = Budgets(plan, cpu_s)
         self.world = world
+        world.keep_time(lambda: self.clock.elapsed_s)
         self.relay = Relay(world.ways, partial(_relay, self._budgets, self._end))
         self.completions = Completions(
             plan,

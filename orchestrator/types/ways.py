@@ -48,12 +48,13 @@ class Way(Protocol):
 class World:
     """What one rollout reaches through its channel. `authorities`: certificates in PEM form that its processes
     trust, besides those that its sandbox has. `crossings`: what it asked of the outside so far; `notes`: what
-    people should know of it."""
+    people should know of it. `keep_time`: is given who knows how many seconds the rollout has lasted so far."""
 
     ways: tuple[Way, ...] = ()
     authorities: bytes = b""
     crossings: Callable[[], tuple[Crossing, ...]] = tuple
     notes: Callable[[], tuple[str, ...]] = tuple
+    keep_time: Callable[[Callable[[], float]], None] = lambda elapsed_s: None
 
 
 NO_WORLD = World()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from contextlib import suppress
 from hashlib import sha256
@@ -14,7 +15,14 @@ import pytest
 from orchestrator.border.authority import Authority
 from orchestrator.border.outside import BorderLimits
 from orchestrator.border.streams import Socket
+from orchestrator.host.base import Provision
+from orchestrator.host.egress import RunEgress
+from orchestrator.launch.listeners import serving
+from orchestrator.proxy.lease import Lease
 from orchestrator.rules.egress import Entry
+from orchestrator.settings.table import EnvSettings
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.plans import a_plan
 from tests.fakes.upstream import Got, Upstream, answer, upstream
 from tests.integration.border.world import NAME, WAIT_S, Names, box, seen
 
@@ -460,3 +468,21 @@ async def test_a_closed_connection_is_gone_though_its_server_never_reads_and_one
             await asyncio.wait([writing])
             assert isinstance(writing.exception(), OSError) is not ends
     server.close()
+
+
+async def test_requests_have_the_times_of_a_rollout_that_goes_on() -> None:
+    """An hour may have passed since it was lost: its own clock stood."""
+    env = EnvSettings(egress="a.example")  # type: ignore[arg-type]
+    async with RunEgress(env).opened(a_plan(), Provision()) as world:
+        lease = Lease(a_plan(), ScriptedCompleter(["1"]), None, {}, world=world)
+        lease.clock.start()
+        lease.clock.go_on(3600.0, 1.0, 0.0)
+        listener = socket.create_server(("127.0.0.1", 0))
+        async with serving(listener, world.ways[0]):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET http://b.example/ HTTP/1.1\r\nHost: b.example\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 403")
+            writer.close()
+        (crossing,) = world.crossings()
+        assert 3600.0 <= crossing.started_s <= crossing.ended_s <= lease.clock.elapsed_s
+        await lease.aclose()

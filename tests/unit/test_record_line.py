@@ -59,6 +59,7 @@ PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas"
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SECONDS = st.floats(0, 1e9)
 COUNTS = st.integers(0, 1 << 31)
+IDS = st.integers(0, 2**31 - 1)  # of tokens
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -96,7 +97,7 @@ TURNS = st.builds(
     kept=st.integers(0, 3),
     messages=st.lists(MESSAGES, max_size=3).map(tuple),
     segment=COUNTS,
-    prompt_ids=st.none() | st.lists(COUNTS, max_size=3).map(tuple),
+    prompt_ids=st.none() | st.lists(IDS, max_size=3).map(tuple),
     closing=TEXTS,
     completion=completions(),
     started_s=SECONDS,

@@ -67,6 +67,7 @@ async def rate(curriculum: str, seed: int, groups: int) -> float:
     return 1000 * informative(made) / policy.tokens
 
 
+@pytest.mark.long
 async def test_more_groups_teach_something_for_the_same_tokens_and_no_task_is_left_out() -> None:
     assert await rate("pools", 1, 72) > 1.3 * await rate("none", 1, 72)
 
@@ -99,6 +100,7 @@ async def test_what_breaks_is_no_failure_of_its_task() -> None:
     assert [group.task.task_id for group in groups] == ["q0", "q1"] * 3
 
 
+@pytest.mark.long
 async def test_groups_of_equal_scores_that_are_dropped_count_too() -> None:
     groups, _ = await rolled(skill, 1, 96, zero_variance="drop")
     drawn = Counter(group.task.task_id for group in groups)

@@ -181,6 +181,7 @@ def test_frames_without_data_are_passed_over(file: Path) -> None:
     assert values(file) == VALUES
 
 
+@pytest.mark.long
 def test_few_bytes_hold_no_million_of_lines(tmp_path: Path) -> None:
     file = tmp_path / "groups.jsonl.zst"
     block = b"\x02\x00\x10" + b"\n"  # 128 KiB of newlines

@@ -54,6 +54,7 @@ def made(seed: int, sets: tuple[str, ...] = SETS) -> tuple[list[dict[str, Any]],
     return told[: 5 * len(sets)], told[5 * len(sets) :]
 
 
+@pytest.mark.long
 def test_tasks_lie_on_both_sides_of_the_split_and_share_no_words() -> None:
     measured, trained = made(1)
     assert (len(measured), len(trained)) == (10, 60)

@@ -370,6 +370,7 @@ def bomb(path: Path, name: str, kind: bytes = tarfile.REGTYPE, behind: bytes = b
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME])
 def test_a_small_file_that_unpacks_to_a_gigabyte_is_refused(tmp_path: Path, kind: bytes) -> None:
     good = saved(tmp_path / "good.tar", layer(file("a")))
@@ -379,6 +380,7 @@ def test_a_small_file_that_unpacks_to_a_gigabyte_is_refused(tmp_path: Path, kind
         ImageStore(tmp_path / "store").find(str(path))
 
 
+@pytest.mark.long
 def test_a_layer_that_unpacks_to_a_gigabyte_is_refused(tmp_path: Path) -> None:
     packed = bomb(tmp_path / "layer.tar.gz", "large").read_bytes()
     ids = {"rootfs": {"diff_ids": [f"sha256:{'0' * 64}"]}}
@@ -616,6 +618,7 @@ def test_what_is_not_what_its_digest_says_is_refused(tmp_path: Path, broken: str
         ImageStore(tmp_path / "store").put(tarred(tmp_path / "i.tar", files))
 
 
+@pytest.mark.long
 def test_an_outer_tar_of_too_many_files_is_refused(tmp_path: Path) -> None:
     path = tarred(tmp_path / "i.tar", {str(number): b"" for number in range(10_001)})
     with pytest.raises(ImageUnusable, match="more than 10000 files"):

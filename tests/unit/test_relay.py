@@ -337,6 +337,7 @@ async def test_more_streams_than_there_may_be_are_refused() -> None:
                 await box.serving
 
 
+@pytest.mark.long
 async def test_ten_thousand_streams_take_their_time_and_little_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opened and reset at once, while their ways will not end."""
 

@@ -104,6 +104,7 @@ def test_the_page_of_a_long_run_has_them_and_the_last_rows(made: Path, tmp_path:
     assert {row["group"] for row in block["rollouts"]} == {group["number"] for group in block["groups"]}
 
 
+@pytest.mark.long
 def test_nothing_that_is_kept_grows_with_the_run(tmp_path: Path, few_rows: int) -> None:
     reader = RunReader(tmp_path)
     for start in range(0, 600, 150):

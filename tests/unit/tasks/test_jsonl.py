@@ -242,6 +242,7 @@ def test_a_source_reads_again_in_the_same_order(tmp_path: Path) -> None:
     assert source.name == f"jsonl:{path}"
 
 
+@pytest.mark.long
 def test_ten_thousand_tasks_stream_quickly(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     with path.open("w") as file:

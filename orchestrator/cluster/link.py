@@ -10,15 +10,14 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from contextlib import suppress
-from threading import Thread
 from typing import Any, TypeVar, cast
 
 from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.remote import ListedNode, NodeLost, Remote
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.rules.text import one_line
+from orchestrator.rules.waits import apart
 
 try:
     import ray
@@ -161,19 +160,8 @@ def _why(error: Exception) -> str:
 
 
 def _apart(call: Callable[[], T]) -> asyncio.Future[T]:
-    """The call in a thread of its own. Ray's calls may block for a minute while its head is away; the end of the
-    run, and of the process, does not wait for them."""
-    result: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    result.set_running_or_notify_cancel()
-    Thread(target=work, name="ray", daemon=True).start()
-    return asyncio.wrap_future(result)
+    """Ray's calls may block for a minute while its head is away."""
+    return apart(call, "ray")
 
 
 def _actor(node_id: str) -> Any:

@@ -4,15 +4,15 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
-from threading import Thread
+from functools import partial
 from typing import Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.rules.forks import BranchRule, Fork, forks_of
 from orchestrator.rules.plugins import load_object, raised_at
 from orchestrator.rules.text import error_line
+from orchestrator.rules.waits import apart
 from orchestrator.types import Attempt, Member, RolloutPlan
 from orchestrator.types.prefix import branching
 
@@ -67,7 +67,7 @@ class Branching:
         name = f"{FLAG}: {self.rule.function}"
         try:
             async with asyncio.timeout(FUNCTION_LIMIT_S) as limit:
-                answer = await asyncio.wrap_future(_begun(self._function, trunk))
+                answer = await apart(partial(self._function, trunk), FLAG)
         except Exception as error:  # the operator's code
             if limit.expired():
                 raise ConfigError(f"{name} took more than {FUNCTION_LIMIT_S:g} s") from error
@@ -76,21 +76,6 @@ class Branching:
             return forks_of(answer, len(trunk.attempt.record.turns), most)
         except ValueError as error:
             raise ConfigError(f"{name} returned for {trunk.attempt.plan.rollout_id}: {error}") from error
-
-
-def _begun(function: Callable[[Member], Any], trunk: Member) -> Future[Any]:
-    """The function's answer, from a thread that no end of the process waits for: it may never return."""
-    answer = Future[Any]()
-    answer.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            answer.set_result(function(trunk))
-        except BaseException as error:
-            answer.set_exception(error)
-
-    Thread(target=work, name=FLAG, daemon=True).start()
-    return answer
 
 
 def _function(spec: str) -> Callable[[Member], Any]:

@@ -7,8 +7,9 @@ services and clocks went on meanwhile, so what is late afterwards is nobody's do
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.errors import SandboxLostError
@@ -48,6 +49,22 @@ async def aside(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 async def aside_if(long: bool, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     """As `aside`; done at once where it is not `long`."""
     return await aside(work, *args, **named) if long else work(*args, **named)
+
+
+def apart(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """The result of `work`, which begins now in a thread of this name. It may never return: neither a cancel nor
+    the end of the process waits for it."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return asyncio.wrap_future(result)
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any]) -> Any:

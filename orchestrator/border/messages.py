@@ -119,11 +119,8 @@ async def read_request(stream: Bytes) -> Asked | None:
     try:
         async with asyncio.timeout(_IDLE_S):
             data = await stream.read()
-        if b"\r\n\r\n" in data[2:]:  # all at once, as heads come
+        async with asyncio.timeout(_HEAD_S):
             head = await _head(stream, data)
-        else:
-            async with asyncio.timeout(_HEAD_S):
-                head = await _head(stream, data)
     except TimeoutError:
         raise Refused("the request took too long to come", 408) from None
     if not head:

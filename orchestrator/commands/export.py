@@ -184,10 +184,9 @@ def _tokenizer(config: Config, described: Mapping[str, Any], notes: list[str]) -
 
 
 def _masks_trunks(described: Mapping[str, Any]) -> bool:
-    """Whether what branches share with their trunk is not trained there. Raises ConfigError."""
-    branch = saved_env(dict(described)).get("branch")
+    """Raises ConfigError."""
     try:
-        return branch is not None and BranchRule.parse(str(branch)).trunk_masked
+        return BranchRule.masks_trunks(saved_env(dict(described)))
     except ValueError as error:
         raise ConfigError(f"RUN_DIR: its env.branch: {error}") from error
 

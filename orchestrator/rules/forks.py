@@ -6,7 +6,7 @@ A tree is one rollout, its trunk, and others that are brought to a turn of it an
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,6 +70,12 @@ class BranchRule:
         if len(set(turns)) < len(turns) or turns[0] < FIRST_TURN:
             raise ValueError(f"turns are different numbers from {FIRST_TURN} on")
         return cls("turns", width, turns, trunk_masked=masked)
+
+    @classmethod
+    def masks_trunks(cls, env: Mapping[str, object]) -> bool:
+        """Whether these settings of a run mask what branches share with their trunk. Raises ValueError."""
+        branch = env.get("branch")
+        return branch is not None and cls.parse(str(branch)).trunk_masked
 
     def tree_size(self, group_size: int) -> int:
         """How many rollouts a tree has, its trunk among them."""

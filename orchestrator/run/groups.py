@@ -78,7 +78,7 @@ class GroupFormat:
             untrained=frozenset(map(EndedName, env["untrained_outcomes"])),
             mixed_versions=bool(env["train_mixed_versions"]),
             all_segments=None if lines is None else lines == "all_segments",
-            trunk_masked=env.get("branch") is not None and BranchRule.parse(env["branch"]).trunk_masked,
+            trunk_masked=BranchRule.masks_trunks(env),
         )
 
     def groups(self, group: Group) -> list[dict[str, Any]]:

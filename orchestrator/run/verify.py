@@ -82,7 +82,7 @@ class Wanted:
             least=int(least) if kind == "partial" else None,
             untrained=frozenset(env["untrained_outcomes"]),
             mixed_versions=bool(env["train_mixed_versions"]),
-            trunk_masked=env.get("branch") is not None and BranchRule.parse(str(env["branch"])).trunk_masked,
+            trunk_masked=BranchRule.masks_trunks(env),
         )
 
     def masks_all(self, facts: Line) -> bool:

@@ -134,23 +134,25 @@ class _Digested:
 
 
 def _matcher(patterns: list[str]) -> PatternMatcher:
-    """Raises BuildError for a line that nobody understands, or that has more of `*` than anybody needs."""
+    """Raises BuildError for a line that nobody understands, or that cannot be matched in little time."""
     matcher = PatternMatcher(patterns)
-    try:
-        for pattern in matcher.patterns:
-            if len(_STARS.findall(pattern.cleaned_pattern)) > _QUICK_STARS:
-                vars(pattern)["match"] = _quick_match(pattern.cleaned_pattern.lower())
-        matcher.matches("")  # type: ignore[arg-type]
-    except re.error as error:
-        raise BuildError(f"its {IGNORE_FILE} has a line that is not understood: {error.msg}") from error
+    for pattern in matcher.patterns:
+        text = pattern.cleaned_pattern
+        its_line = f"its {IGNORE_FILE} has the line {printable(text, '?')[:100]}"
+        try:
+            if len(_STARS.findall(text)) > _QUICK_STARS:
+                if any("**" in part and part != "**" for part in text.split("/")):
+                    raise BuildError(f"{its_line}, with too many `*`: write `**` between `/` alone")
+                vars(pattern)["match"] = _quick_match(text.lower())
+            pattern.match("")
+        except re.error as error:
+            raise BuildError(f"{its_line}, which is not understood: {error.msg}") from error
     return matcher
 
 
 def _quick_match(pattern: str) -> Callable[[str], bool]:
     """Part by part, as the time of the matcher's own grows with the length of names to the power of stars."""
     parts = pattern.split("/")
-    if any("**" in part and part != "**" for part in parts):
-        raise BuildError(f"its {IGNORE_FILE} has a line with too many `*`")
     parts += ["*"] if parts[-1] == "**" else []  # at the end it stands for something
     fits = [None if part == "**" else re.compile(fnmatch.translate(part)).match for part in parts]
 

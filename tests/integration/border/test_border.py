@@ -470,6 +470,30 @@ async def test_a_closed_connection_is_gone_though_its_server_never_reads_and_one
     server.close()
 
 
+async def test_of_a_server_that_sends_without_end_no_more_is_held_than_is_read() -> None:
+    sent = 0
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        with suppress(OSError):
+            while True:
+                writer.write(bytes(1 << 20))
+                await writer.drain()
+                sent += 1
+
+    async with await asyncio.start_server(pour, "127.0.0.1", 0) as server, asyncio.timeout(WAIT_S):
+        here = await Socket.connect(*server.sockets[0].getsockname())
+        seen = -1
+        while seen < sent < 100:  # until it stands still; what the kernel holds is less than 100 MiB
+            seen = sent
+            await asyncio.sleep(0.5)
+        assert sent < 100
+        taken = 0
+        while taken < 200 << 20:
+            taken += len(await here.read())
+        here.close()
+
+
 async def test_requests_have_the_times_of_a_rollout_that_goes_on() -> None:
     """An hour may have passed since it was lost: its own clock stood."""
     env = EnvSettings(egress="a.example")  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ site: install  ## the documentation as a site, in build/site
 	@bash docs/stage.sh build/site-source
 	@$(BIN)/zensical build --clean --strict -f mkdocs.yml
 
-learn: image $(LEARN_VENV)/.installed  ## a small model learns on this machine's CPU, in half an hour; LEARN="--seed 2"
+learn: image $(LEARN_VENV)/.installed  ## a small model learns on this machine's CPU, within an hour; LEARN="--seed 2"
 	@$(LEARN_VENV)/bin/python -m examples.learn $(LEARN)
 
 $(LEARN_VENV)/.installed: pyproject.toml constraints.txt

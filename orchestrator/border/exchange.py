@@ -10,9 +10,10 @@ from dataclasses import replace
 from hashlib import sha256
 
 from orchestrator.border.bodies import NOTHING
+from orchestrator.border.http1 import Headers
 from orchestrator.border.journal import bounded
 from orchestrator.border.keys import BorderKey, Redaction, keys_for
-from orchestrator.border.messages import Answer, Asked, Headers, Sending, framing, handed_on
+from orchestrator.border.messages import Answer, Asked, Sending, framing, handed_on
 from orchestrator.border.outside import Connection, Terms
 from orchestrator.border.recorded import Stored
 from orchestrator.rules.egress import Entry, Place, Refused
@@ -102,11 +103,8 @@ class Exchange:
             entry = self._terms.rules.judge(place, asked.method, target)
             if entry.tls == "tunnel" and self._scheme == "https":
                 raise Refused(f"{place} is reached by a tunnel alone")
-        pieces: AsyncIterator[bytes] | None = self._body()
-        if not asked.has_body:
-            async for _ in self._body():
-                pass
-            pieces = None
+        pieces = self._body() if asked.has_body else None
+        self._sent_whole = pieces is None
         if playback is not None and (not outside.network or playback.knows(asked.method, crossing.url)):
             digest, pieces = await self._compared(pieces)
             stored = (
@@ -199,7 +197,7 @@ class Exchange:
                     why = str(error) or type(error).__name__
                     raise Refused(f"{place} broke off: {why}", 502) from None
                 await self._hand_on(sending.answer, keys, place)
-                if not sending.answer.reusable:
+                if not sending.reusable:
                     self._connection.close()
                 return
             except BaseException:

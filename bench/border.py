@@ -3,27 +3,17 @@
 The server, the programs that ask it, and the runners' side of streams are processes of their own, as in
 `bench.world`; between them is the border of a run: it judges, counts, hashes and keeps what passes.
 
-    python -m bench.border serve                       prints its ports, plain and TLS, and what to trust
-    python -m bench.border pairs N PORT [PROXY ...]    seconds of requests: directly, then by each proxy, in turns
-    python -m bench.border load N C PORT PROXY         seconds that N requests take, C at a time, each alone
-    python -m bench.border kept N C PORT PROXY         the same on C connections that stay
-    python -m bench.border download N PORT PROXY CA    seconds that N MiB take
-
-PROXY 0: directly. CA: a file with whom to trust, which makes it TLS; -: plain.
+    python -m bench.border serve     prints its ports, plain and TLS, and what to trust
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import ssl
-import sys
 import tempfile
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from bench.numbers import difference_of_pairs, p50, p99
 from bench.report import Findings, Scale
@@ -60,7 +50,7 @@ async def measure(scale: Scale) -> Findings:
         ways = [Border(rules, outside, _PLENTY) for _ in range(BOXES)]
         proxies = [(await box(stack, way)).addresses[0][1] for way in ways]
 
-        bare, through = await asked("bench.border", "pairs", scale.pick(20, 300, 1000), port, proxies[0])
+        bare, through = await asked("bench.requests", "pairs", scale.pick(20, 300, 1000), port, proxies[0])
         found.samples |= {"bare_s": bare, "through_s": through}
         found.add("a request, bare, p50", p50(bare) * 1e3, "ms")
         added = difference_of_pairs(through, bare) * 1e3
@@ -86,7 +76,7 @@ async def _downloads(found: Findings, scale: Scale, kinds: dict[str, dict[str, t
         for _ in range(scale.pick(1, 3, 5)):
             for name, words in ways.items():
                 async with looking_at_lag(lags if name != "bare" else []):
-                    took_s = await asked("bench.border", "download", size, *words)
+                    took_s = await asked("bench.requests", "download", size, *words)
                 found.samples.setdefault(f"download_mb_per_s, {kind}, {name}", []).append(size * 1.048576 / took_s)
         for name in ways:
             least = {"at_least": 200.0} if name != "bare" and kind == "plain" else {}
@@ -102,7 +92,7 @@ async def _downloads(found: Findings, scale: Scale, kinds: dict[str, dict[str, t
 async def _many(found: Findings, scale: Scale, what: str, name: str, places: list[tuple[int, int]]) -> None:
     count, lags = scale.pick(40, 1000, 5000), found.samples.setdefault(f"lag_s, {what}, {name}", [])
     async with looking_at_lag(lags):
-        took_s = await asyncio.gather(*(asked("bench.border", what, count, EACH, *place) for place in places))
+        took_s = await asyncio.gather(*(asked("bench.requests", what, count, EACH, *place) for place in places))
     rate = sum(count / one for one in took_s)
     if not places[0][1]:
         found.add(f"requests {name}", rate, "/s")
@@ -144,87 +134,5 @@ async def serve() -> None:
     await asyncio.gather(plain.serve_forever(), secure.serve_forever())
 
 
-def request(path: str, port: int, proxy: int, *, tls: bool = False) -> bytes:
-    """As a program writes it."""
-    before = f"http://{HOST}:{port}" if proxy and not tls else ""
-    return f"GET {before}{path} HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n".encode()
-
-
-def ask(port: int, proxy: int) -> float:
-    """Seconds from connecting to the answer."""
-    started, got = time.perf_counter(), b""
-    with socket.create_connection((HOST, proxy or port)) as connection:
-        connection.sendall(request("/ask", port, proxy))
-        while not got.endswith(b"x" * 100):
-            got += connection.recv(4096)
-    return time.perf_counter() - started
-
-
-def pairs(count: int, port: int, *proxies: int) -> list[list[float]]:
-    """The times of direct requests, and of those by each proxy."""
-    ways = (0, *proxies)
-    for proxy in ways:
-        ask(port, proxy)
-    return [list(times) for times in zip(*([ask(port, way) for way in ways] for _ in range(count)), strict=True)]
-
-
-async def load(count: int, at_once: int, port: int, proxy: int, *, kept: bool) -> float:
-    """Seconds."""
-
-    async def work() -> None:
-        reader, writer = await asyncio.open_connection(HOST, proxy or port)
-        for number in range(count // at_once):
-            if not kept and number:
-                writer.close()
-                reader, writer = await asyncio.open_connection(HOST, proxy or port)
-            writer.write(request("/ask", port, proxy))
-            await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(100)
-        writer.close()
-
-    started = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(at_once)))
-    return time.perf_counter() - started
-
-
-def download(mebibytes: int, port: int, proxy: int, authority: str) -> float:
-    """Seconds from the request to the last byte."""
-    tls = authority != "-"
-    connection = socket.create_connection((HOST, proxy or port))
-    if tls and proxy:
-        connection.sendall(f"CONNECT {HOST}:{port} HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n".encode())
-        while b"\r\n\r\n" not in connection.recv(4096):
-            pass
-    if tls:
-        connection = ssl.create_default_context(cafile=authority).wrap_socket(connection, server_hostname=HOST)
-    started, buffer, got = time.perf_counter(), bytearray(1 << 20), 0
-    with connection:
-        connection.sendall(request(f"/send/{mebibytes}", port, proxy, tls=tls))
-        head = b""
-        while b"\r\n\r\n" not in head:
-            head += connection.recv(4096)
-        got = len(head.partition(b"\r\n\r\n")[2])
-        while got < mebibytes << 20:
-            if not (size := connection.recv_into(buffer)):
-                raise RuntimeError(f"{got} bytes of {mebibytes} MiB")
-            got += size
-    return time.perf_counter() - started
-
-
-def main(what: str, *words: str) -> None:
-    """As the module says."""
-    if what == "serve":
-        asyncio.run(serve())
-        return
-    numbers: Any = [word if "/" in word or word == "-" else int(word) for word in words]
-    if what == "pairs":
-        took: object = pairs(*numbers)
-    elif what == "download":
-        took = download(*numbers)
-    else:
-        took = asyncio.run(load(*numbers, kept=what == "kept"))
-    print(json.dumps(took))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asyncio.run(serve())

@@ -6,11 +6,10 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 
 from orchestrator.border.bodies import NOTHING
-from orchestrator.border.http1 import Headers
+from orchestrator.border.http1 import Headers, length_of
 from orchestrator.border.journal import bounded
 from orchestrator.border.keys import BorderKey, Redaction, keys_for
 from orchestrator.border.messages import Answer, Asked, Sending, framing, handed_on
@@ -44,12 +43,16 @@ class Exchange:
         asked, terms = self._asked, self._terms
         place: Place | None = None
         target, refusal, whole = "", "", False
-        crossing = terms.journal.begin(asked.method, self._scheme, None)
+        try:
+            place, target = read()
+        except Refused as refused:
+            unread = refused
+        crossing = terms.journal.begin(asked.method, self._scheme, place, target)
         try:
             async with asyncio.timeout(terms.limits.request_s):
                 terms.journal.demand_room()
-                place, target = read()
-                crossing = _to(crossing, place, target)
+                if place is None:
+                    raise unread
                 terms.journal.count(asked.size)
                 await self._answer(crossing, place, target)
                 whole = True
@@ -155,9 +158,8 @@ class Exchange:
 
     async def _serve(self, stored: Stored) -> None:
         """What is kept here. Raises OSError."""
-        headers = [*handed_on(stored.headers), *framing(stored.headers)]
         self._facts |= {"status": stored.status, "headers": stored.headers, "source": stored.source}
-        await self._begin(stored.status, list(headers))
+        await self._asked.begin(stored.status, handed_on(stored.headers), length_of(stored.headers))
         async for piece in stored.bodies.read(stored.digest):
             await self._pass(piece)
         await self._asked.finish()
@@ -175,11 +177,11 @@ class Exchange:
             for key in keys:
                 headers, target = key.put_in(headers, target)
             self._facts["keys"] = len(keys)
-        headers = [("Host", place.authority(self._scheme)), *headers, *framing(asked.headers)]
+        headers = [("Host", place.authority(self._scheme)), *headers]
         while True:
             there, used = await self._connection.open(self._scheme, place, entry)
             where = target if there.proxied is None else f"http://{place.authority('http')}{target}"
-            sending = Sending(there.stream, asked.method, where, [*headers, *(there.proxied or ())])
+            sending = Sending(there.stream, asked.method, where, [*headers, *(there.proxied or ())], asked.length)
             upload = (
                 asyncio.create_task(self._send(sending, pieces), name="upload") if pieces is not None else None
             )
@@ -233,11 +235,11 @@ class Exchange:
                 raise Refused(f"{place} packs its answer though asked not to: no key can be found", 502)
             headers = [(redaction.text(name), redaction.text(value)) for name, value in headers]
             reason = redaction.text(reason)
-        framed = [*headers, *framing(answer.headers)]
+        framed = [*headers, *framing(answer.length)]
         on_record = _on_record(framed)
         self._facts |= {"status": answer.status, "headers": on_record, "source": "network"}
         self._is_fresh = len(on_record) == len(framed)  # else nobody could say whether it may be given to others
-        await self._begin(answer.status, framed, reason)
+        await self._asked.begin(answer.status, headers, answer.length, reason=reason)
         try:
             async for piece in answer.pieces():
                 if redaction is None:
@@ -251,9 +253,6 @@ class Exchange:
         finally:
             self._facts["redacted"] = redaction.count if redaction is not None else 0
         await self._asked.finish()
-
-    async def _begin(self, status: int, headers: Headers, reason: str = "") -> None:
-        await self._asked.begin(status, headers, reason=reason)
 
     async def _pass(self, piece: bytes) -> None:
         """Of the answer's body, to the sandbox."""
@@ -269,10 +268,6 @@ async def _chained(held: list[bytes], rest: AsyncIterator[bytes] | None) -> Asyn
     if rest is not None:
         async for piece in rest:
             yield piece
-
-
-def _to(crossing: Crossing, place: Place, target: str) -> Crossing:
-    return replace(crossing, host=place.host, port=place.port, target=target)
 
 
 def _demand_plain(asked: Asked) -> None:

@@ -27,6 +27,7 @@ from orchestrator.rules.egress import Refused
 _IDLE_S, _HEAD_S = 120.0, 30.0  # until a request begins, and until its head is there
 _LINGER_S, _LINGER_BYTES = 5.0, 4 << 20
 _BODILESS = frozenset((204, 304))  # statuses
+_EMPTY_LINE = b"\r\n\r\n"
 # Headers of one connection, which are not handed on; nor are those that `Connection` names.
 _HOP = frozenset(
     (
@@ -45,11 +46,11 @@ class Asked:
         """Raises Refused."""
         self._stream = stream
         self.method, self.target, self._version, self.headers = request_of(head)
-        self._length = length_of(self.headers)
-        if self._length == "chunked" and (self.values("content-length") or not self._version):
+        self.length = length_of(self.headers)
+        if self.length == "chunked" and (self.values("content-length") or not self._version):
             raise Refused("a request says its length in one way alone", 400)
         self.size = len(head)
-        self.has_body = self._length not in (None, 0)
+        self.has_body = self.length not in (None, 0)
         self._keeps = bool(self._version) and "close" not in _words(self.values("connection"))
         self._is_waited_for = bool(self._version) and "100-continue" in _words(self.values("expect"))
         self._is_read = not self.has_body
@@ -66,7 +67,7 @@ class Asked:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Its body. Raises Refused, OSError."""
-        async for piece in pieces(self._length or 0, self._more, self._stream.unread):
+        async for piece in pieces(self.length or 0, self._more, self._stream.unread):
             yield piece
         self._is_read = True
 
@@ -76,18 +77,19 @@ class Asked:
         self._is_waited_for = False
         return await self._stream.read()
 
-    async def begin(self, status: int, headers: Headers, *, close: bool = False, reason: str = "") -> None:
-        """The head of the answer. Raises Refused, OSError."""
-        length, lines = length_of(headers), headers
-        if length == "chunked" and (not self._version or status in _BODILESS):
-            length, lines = None, [(name, value) for name, value in headers if name.lower() != "transfer-encoding"]
+    async def begin(
+        self, status: int, headers: Headers, length: Length, *, close: bool = False, reason: str = ""
+    ) -> None:
+        """The head of the answer; `headers` without those that frame it. Raises Refused, OSError."""
+        if length in ("chunked", None):
+            can_be_chunked = self._version and status not in _BODILESS
+            length = "chunked" if can_be_chunked else None
+        lines = [*headers, *framing(length)]
         if self.method == "HEAD" or status in _BODILESS:
             length = 0
-        elif length is None and self._version:
-            length, lines = "chunked", [*headers, ("Transfer-Encoding", "chunked")]
         self._keeps = self._keeps and not close and length is not None
         if not self._keeps:
-            lines = [*lines, ("Connection", "close")]
+            lines.append(("Connection", "close"))
         data = written(status_line(status, reason), lines)
         self._framing = Framing(length)
         await self._stream.write(data)
@@ -111,8 +113,8 @@ class Asked:
     async def refuse(self, refused: Refused) -> None:
         """The request does not leave, which its answer says. Raises OSError."""
         body = f"{refused}\n".encode()
-        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
-        await self.begin(refused.status, headers, close=True, reason=HTTPStatus(refused.status).phrase)
+        headers, reason = [("Content-Type", "text/plain; charset=utf-8")], HTTPStatus(refused.status).phrase
+        await self.begin(refused.status, headers, len(body), close=True, reason=reason)
         if self.method != "HEAD":
             await self.add(body)
         await self.finish()
@@ -120,11 +122,10 @@ class Asked:
 
 async def read_request(stream: Bytes) -> Asked | None:
     """The next request of the sandbox. None: there comes none. Raises Refused, OSError."""
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_IDLE_S) as limit:
-            data = await stream.read()
-            limit.reschedule(loop.time() + _HEAD_S)
+            if _EMPTY_LINE not in (data := await stream.read()):
+                limit.reschedule(asyncio.get_running_loop().time() + _HEAD_S)
             head = await read_head(data, stream.read, stream.unread, strictly=True)
     except TimeoutError:
         raise Refused("the request took too long to come", 408) from None
@@ -138,8 +139,8 @@ class Answer:
         self._stream, self._method = stream, method
         self.status, self.reason = 0, ""
         self.headers: Headers = []
-        self._length: Length = None
-        self._keeps = self._is_read = False
+        self.length: Length = None
+        self._keeps = self._is_read = self._is_empty = False
 
     async def head(self, count: Callable[[int], None]) -> None:
         """`count`: is told how many bytes come, also of the answers before the answer (1xx). Raises Refused,
@@ -154,7 +155,7 @@ class Answer:
                 break
             await asyncio.sleep(0)
         closes = "close" in _words(value for name, value in self.headers if name.lower() == "connection")
-        self._keeps = version == 1 and not closes and self._length is not None
+        self._keeps = version == 1 and not closes and (self._is_empty or self.length is not None)
 
     async def _head(self) -> tuple[int, int]:
         """(its bytes, the second number of its version). Raises Refused, OSError."""
@@ -165,14 +166,16 @@ class Answer:
         self.status, self.reason, version, self.headers = answer_of(head)
         if self.status == 101:
             raise Refused("it changes to something that is no HTTP/1.1", 502)
-        length = length_of(self.headers)
-        self._length = 0 if self._method == "HEAD" or self.status in _BODILESS else length
+        self.length = length_of(self.headers)
+        self._is_empty = self._method == "HEAD" or self.status in _BODILESS
         return len(head), version
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Raises OSError: it breaks off."""
         try:
-            async for piece in pieces(self._length, self._stream.read, self._stream.unread):
+            async for piece in pieces(
+                0 if self._is_empty else self.length, self._stream.read, self._stream.unread
+            ):
                 yield piece
         except Refused as refused:
             raise ConnectionResetError(f"the other side's answer cannot be read: {refused}") from None
@@ -187,11 +190,11 @@ class Answer:
 class Sending:
     """A request on its way out."""
 
-    def __init__(self, stream: Bytes, method: str, target: str, headers: Headers) -> None:
-        """Raises Refused."""
+    def __init__(self, stream: Bytes, method: str, target: str, headers: Headers, length: Length) -> None:
+        """`headers`: without those that frame it. Raises Refused."""
         self._stream = stream
-        self._head = written(request_line(method, target), headers)
-        self._framing = Framing(length_of(headers) or 0)
+        self._head = written(request_line(method, target), [*headers, *framing(length)])
+        self._framing = Framing(length or 0)
         self.answer = Answer(stream, method)
 
     async def send(self, body: AsyncIterator[bytes] | None) -> None:
@@ -222,10 +225,8 @@ def handed_on(headers: Sequence[tuple[str, str]]) -> Headers:
     return [(name, value) for name, value in headers if name.lower() not in dropped]
 
 
-def framing(headers: Sequence[tuple[str, str]]) -> Headers:
-    """The header that says how long a body is, if one does: the length, or that it comes in chunks.
-    Raises Refused."""
-    length = length_of(headers)
+def framing(length: Length) -> Headers:
+    """The header that says how long a body is, if one does."""
     if length == "chunked":
         return [("Transfer-Encoding", "chunked")]
     return [("Content-Length", str(length))] if length is not None else []

@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -32,6 +33,7 @@ _NEVER = {
     "TRACE": "TRACE is not carried: it would send headers back",
     "PRI": "this proxy speaks HTTP/1.1, not HTTP/2",
 }
+_SHORT = 300  # characters of a host and port that are read once: programs ask few places, often
 _TURNS = 4  # of decoding a path, until it must stand still
 _KEYS = ("host", "ports", "methods", "paths", "tls", "private")
 Tls = Literal["terminate", "tunnel"]
@@ -240,6 +242,11 @@ def place_of(authority: str, scheme: str | None) -> Place:
     given. Raises Refused."""
     if not authority.isascii():
         raise Refused("the host is not ASCII: write it in its xn-- form", 400)
+    return (_place if len(authority) < _SHORT else _place.__wrapped__)(authority, scheme)
+
+
+@lru_cache(1024)
+def _place(authority: str, scheme: str | None) -> Place:
     match = _AUTHORITY.fullmatch(authority)
     port = None if match is None else int(match[2]) if match[2] else USUAL_PORTS.get(scheme or "")
     if match is None or port is None or not 0 < port < 1 << 16 or authority.endswith(":"):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from hashlib import sha256
 
 from orchestrator.border.bodies import NOTHING
-from orchestrator.border.http1 import Headers, length_of
+from orchestrator.border.http1 import Headers, by_name, length_of
 from orchestrator.border.journal import bounded
 from orchestrator.border.keys import BorderKey, Redaction, keys_for
 from orchestrator.border.messages import Answer, Asked, Sending, framing, handed_on
@@ -159,7 +159,7 @@ class Exchange:
     async def _serve(self, stored: Stored) -> None:
         """What is kept here. Raises OSError."""
         self._facts |= {"status": stored.status, "headers": stored.headers, "source": stored.source}
-        await self._asked.begin(stored.status, handed_on(stored.headers), length_of(stored.headers))
+        await self._asked.begin(stored.status, handed_on(stored.headers), length_of(by_name(stored.headers)))
         async for piece in stored.bodies.read(stored.digest):
             await self._pass(piece)
         await self._asked.finish()

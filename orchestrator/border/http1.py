@@ -6,12 +6,13 @@ It reads less than the RFC allows: whatever two readers could understand differe
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from orchestrator.rules.egress import Refused
 
 Headers = list[tuple[str, str]]  # names as they were written
+Named = Mapping[str, Sequence[str]]  # the values of headers, by their names in small letters
 Length = int | Literal["chunked"] | None  # of a body; None: nothing says it
 Read = Callable[[], Awaitable[bytes]]  # what has come, at least one byte; empty at the end. Raises OSError
 Unread = Callable[[bytes], None]
@@ -25,6 +26,7 @@ _TEXT = r"[\t\x20-\x7e\x80-\xff]*"
 _REQUEST = re.compile(rf"({_TOKEN}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _STATUS = re.compile(rf"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: ({_TEXT}))?")
 _FIELD = re.compile(rf"({_TOKEN}):({_TEXT})")
+_FIELDS = re.compile(rf"(?:{_TOKEN}:{_TEXT}\r\n)*")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _END = re.compile(rb"\n\r?\n")
@@ -58,45 +60,73 @@ async def read_head(data: bytes, read: Read, unread: Unread, *, strictly: bool) 
     return head.decode("latin-1")
 
 
-def request_of(head: str) -> tuple[str, str, int, Headers]:
-    """(method, target, the second number of its version, headers). Raises Refused."""
+class Head(NamedTuple):
+    """`first`: of a request, its method and target; of an answer, its status and the words behind it. `is_new`: it
+    is of HTTP/1.1, not of HTTP/1.0."""
+
+    first: tuple[str, str]
+    is_new: bool
+    headers: Headers
+    named: Named
+
+    @property
+    def closes(self) -> bool:
+        """Whether its connection ends behind it."""
+        return not self.is_new or "close" in words(self.named.get("connection", ()))
+
+
+def request_of(head: str) -> Head:
+    """Raises Refused."""
     first, *lines = _lines(head)
     if (match := _REQUEST.fullmatch(first)) is None:
         raise Refused("this is no HTTP/1.1 that can be read in one way: its first line is no request", 400)
-    headers, version = _fields(lines), int(match[3])
-    hosts = sum(name.lower() == "host" for name, _ in headers)
-    if hosts > 1 or (version and not hosts):
+    read = Head((match[1], match[2]), match[3] == "1", *_fields(lines))
+    hosts = len(read.named.get("host", ()))
+    if hosts > 1 or (read.is_new and not hosts):
         raise Refused("a request has one Host header", 400)
-    return match[1], match[2], version, headers
+    return read
 
 
-def answer_of(head: str) -> tuple[int, str, int, Headers]:
-    """(status, reason, the second number of its version, headers). Raises Refused."""
+def answer_of(head: str) -> Head:
+    """Raises Refused."""
     first, *lines = _lines(head)
     if (match := _STATUS.fullmatch(first)) is None:
         raise Refused("its first line has no status", 502)
-    return int(match[2]), match[3] or "", int(match[1]), _fields(lines)
+    return Head((match[2], match[3] or ""), match[1] == "1", *_fields(lines))
 
 
 def _lines(head: str) -> list[str]:
     return [line.removesuffix("\r") for line in head.split("\n")[:-2]]
 
 
-def _fields(lines: Sequence[str]) -> Headers:
-    headers = []
+def _fields(lines: Sequence[str]) -> tuple[Headers, Named]:
+    headers: Headers = []
     for line in lines:
         if (match := _FIELD.fullmatch(line)) is None:
             raise Refused("this is no HTTP/1.1 that can be read in one way: a header has another form", 400)
         headers.append((match[1], match[2].strip(" \t")))
-    return headers
+    return headers, by_name(headers)
+
+
+def by_name(headers: Iterable[tuple[str, str]]) -> Named:
+    """Their values, in order."""
+    named: dict[str, list[str]] = {}
+    for name, value in headers:
+        named.setdefault(name.lower(), []).append(value)
+    return named
+
+
+def words(values: Iterable[str]) -> set[str]:
+    """In small letters; they stand between commas."""
+    return {word.strip().lower() for value in values for word in value.split(",")}
 
 
 def written(first: str, headers: Headers) -> bytes:
     """A head. Raises Refused: it would not be read as it was meant."""
-    lines = [f"{name}: {value}" for name, value in headers]
-    if not all(map(_FIELD.fullmatch, lines)):
+    text = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    if not _FIELDS.fullmatch(text) or text.count("\n") != len(headers):
         raise Refused("a header cannot be written: it has a line break or other bytes that no header has", 502)
-    return "\r\n".join((first, *lines, "\r\n")).encode("latin-1")
+    return f"{first}\r\n{text}\r\n".encode("latin-1")
 
 
 def request_line(method: str, target: str) -> str:
@@ -116,20 +146,16 @@ def status_line(status: int, reason: str) -> str:
 # ---------------------------------------------------------------- bodies
 
 
-def length_of(headers: Sequence[tuple[str, str]]) -> Length:
-    """What these say of the body. Raises Refused."""
-    coded = [value for name, value in headers if name.lower() == "transfer-encoding"]
-    if coded:
+def length_of(named: Named) -> Length:
+    """What headers say of the body. Raises Refused."""
+    if coded := named.get("transfer-encoding"):
         if len(coded) > 1 or coded[0].lower() != "chunked":
             raise Refused("a body comes in chunks, or as it is: no other transfer encoding is read", 501)
         return "chunked"
-    lengths = {
-        one.strip(" \t") for name, value in headers if name.lower() == "content-length" for one in value.split(",")
-    }
-    if not lengths:
+    if not (said := named.get("content-length")):
         return None
-    one = lengths.pop()
-    if lengths or not _DIGITS.fullmatch(one):
+    one, *others = {word.strip(" \t") for value in said for word in value.split(",")}
+    if others or not _DIGITS.fullmatch(one):
         raise Refused("a body has one length, in digits", 400)
     return int(one)
 

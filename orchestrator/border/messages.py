@@ -4,21 +4,24 @@ So whatever two readers could understand differently never gets further: it is r
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 
 from orchestrator.border.http1 import (
     Framing,
+    Head,
     Headers,
     Length,
     answer_of,
+    by_name,
     length_of,
     pieces,
     read_head,
     request_line,
     request_of,
     status_line,
+    words,
     written,
 )
 from orchestrator.border.streams import Bytes
@@ -36,7 +39,7 @@ _HOP = frozenset(
         "alt-svc",
     )
 )
-_FRAMING = frozenset(("host", "content-length"))
+_DROPPED = _HOP | {"host", "content-length"}
 
 
 class Asked:
@@ -44,15 +47,14 @@ class Asked:
 
     def __init__(self, stream: Bytes, head: str) -> None:
         """Raises Refused."""
-        self._stream = stream
-        self.method, self.target, self._version, self.headers = request_of(head)
-        self.length = length_of(self.headers)
-        if self.length == "chunked" and (self.values("content-length") or not self._version):
+        self._stream, self._head = stream, (read := request_of(head))
+        (self.method, self.target), self.headers, self.size = read.first, read.headers, len(head)
+        self.length = length_of(read.named)
+        if self.length == "chunked" and (self.values("content-length") or not read.is_new):
             raise Refused("a request says its length in one way alone", 400)
-        self.size = len(head)
         self.has_body = self.length not in (None, 0)
-        self._keeps = bool(self._version) and "close" not in _words(self.values("connection"))
-        self._is_waited_for = bool(self._version) and "100-continue" in _words(self.values("expect"))
+        self._keeps = not read.closes
+        self._is_waited_for = read.is_new and "100-continue" in words(self.values("expect"))
         self._is_read = not self.has_body
         self._framing: Framing | None = None
 
@@ -61,9 +63,9 @@ class Asked:
         """Whether an answer was begun."""
         return self._framing is not None
 
-    def values(self, name: str) -> list[str]:
+    def values(self, name: str) -> Sequence[str]:
         """Of the header of this name, which is in small letters."""
-        return [value for known, value in self.headers if known.lower() == name]
+        return self._head.named.get(name, ())
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Its body. Raises Refused, OSError."""
@@ -82,7 +84,7 @@ class Asked:
     ) -> None:
         """The head of the answer; `headers` without those that frame it. Raises Refused, OSError."""
         if length in ("chunked", None):
-            can_be_chunked = self._version and status not in _BODILESS
+            can_be_chunked = self._head.is_new and status not in _BODILESS
             length = "chunked" if can_be_chunked else None
         lines = [*headers, *framing(length)]
         if self.method == "HEAD" or status in _BODILESS:
@@ -147,28 +149,28 @@ class Answer:
         OSError."""
         while True:
             try:
-                size, version = await self._head()
+                head, size = await self._head()
             except Refused as refused:
                 raise Refused(f"the other side's answer cannot be read: {refused}", 502) from None
             count(size)
             if self.status >= 200:
                 break
             await asyncio.sleep(0)
-        closes = "close" in _words(value for name, value in self.headers if name.lower() == "connection")
-        self._keeps = version == 1 and not closes and (self._is_empty or self.length is not None)
+        self._keeps = not head.closes and (self._is_empty or self.length is not None)
 
-    async def _head(self) -> tuple[int, int]:
-        """(its bytes, the second number of its version). Raises Refused, OSError."""
+    async def _head(self) -> tuple[Head, int]:
+        """(the next one, its bytes). Raises Refused, OSError."""
         stream = self._stream
-        head = await read_head(await stream.read(), stream.read, stream.unread, strictly=False)
-        if not head:
+        text = await read_head(await stream.read(), stream.read, stream.unread, strictly=False)
+        if not text:
             raise ConnectionResetError("the other side hung up without an answer")
-        self.status, self.reason, version, self.headers = answer_of(head)
+        head = answer_of(text)
+        self.status, self.reason, self.headers = int(head.first[0]), head.first[1], head.headers
         if self.status == 101:
             raise Refused("it changes to something that is no HTTP/1.1", 502)
-        self.length = length_of(self.headers)
+        self.length = length_of(head.named)
         self._is_empty = self._method == "HEAD" or self.status in _BODILESS
-        return len(head), version
+        return head, len(text)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Raises OSError: it breaks off."""
@@ -215,14 +217,11 @@ class Sending:
 
 def handed_on(headers: Sequence[tuple[str, str]]) -> Headers:
     """Without those of one connection, and without those that frame a message."""
-    named = {
-        word.strip().lower()
-        for name, value in headers
-        if name.lower() == "connection"
-        for word in value.split(",")
-    }
-    dropped = _HOP | _FRAMING | named
-    return [(name, value) for name, value in headers if name.lower() not in dropped]
+    lower = [name.lower() for name, _ in headers]
+    dropped = _DROPPED
+    if "connection" in lower:
+        dropped |= words(by_name(headers)["connection"])
+    return [header for name, header in zip(lower, headers, strict=True) if name not in dropped]
 
 
 def framing(length: Length) -> Headers:
@@ -240,7 +239,3 @@ async def linger(stream: Bytes) -> None:
             await stream.end()
             while left > 0 and (data := await stream.read()):
                 left -= len(data)
-
-
-def _words(values: Iterable[str]) -> set[str]:
-    return {word.strip().lower() for value in values for word in value.split(",")}

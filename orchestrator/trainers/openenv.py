@@ -14,7 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from orchestrator.completion.trajectory import in_lines
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.sync import Call, SyncOrchestrator
 from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.rules.advantages import last_forks
 from orchestrator.rules.observer import Observer
 from orchestrator.run.excerpts import CountedBadTask, read_counted
 from orchestrator.run.files import ROLLOUTS_FILE, read_run, record_of, saved_env
@@ -30,6 +31,7 @@ from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import RecordedAttempt, read_attempt, recorded_attempt
 from orchestrator.run.lines import texts
 from orchestrator.run.rows import recorded_rows
+from orchestrator.run.trees import own_from
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.types import (
@@ -357,6 +359,20 @@ def traces(run_dir: Path) -> Iterator[tuple[str, TrainingTrace]]:
     form, record = _form(run_dir), record_of(run_dir)
     if record is None:
         raise ConfigError(f"{run_dir} holds no {ROLLOUTS_FILE}")
+    forks: Mapping[str, int] = {}
+    if form.trunk_masked:
+        forks = last_forks(_fork(attempt) for _, attempt in _attempts(record) if attempt.score is not None)
+    for place, attempt in _attempts(record):
+        own = own_from(attempt.record, forks.get(attempt.rollout_id, 1))
+        try:
+            trace = training_trace(replace(attempt, record=own), form)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        yield attempt.rollout_id, trace
+
+
+def _attempts(record: Path) -> Iterator[tuple[str, RecordedAttempt]]:
+    """With the place of each. Raises ValueError."""
     for line in texts(record):
         if line.text == UNCLOSED:  # a run that goes on, or was killed
             continue
@@ -364,10 +380,15 @@ def traces(run_dir: Path) -> Iterator[tuple[str, TrainingTrace]]:
             if isinstance(read_counted(line.text), CountedBadTask):
                 continue
             attempt = read_attempt(line.text)
-            trace = training_trace(attempt, form)
         except ValueError as error:
             raise ValueError(f"{line.place}: {error}") from error
-        yield attempt.rollout_id, trace
+        yield line.place, attempt
+
+
+def _fork(attempt: RecordedAttempt) -> tuple[str | None, int | None]:
+    """(the rollout of this run that it branched from, at which turn)."""
+    branch = attempt.record.branch
+    return (None, None) if branch is None or branch.run else (branch.parent, branch.turn)
 
 
 def _form(run_dir: Path) -> GroupFormat:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -12,12 +14,14 @@ pytest.importorskip("openenv", reason="needs the extra openenv")
 
 from openenv.core.harness import TrainingTrace
 
+from orchestrator.run.files import ROLLOUTS_FILE
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import recorded_attempt
+from orchestrator.run.line import attempt_line, recorded_attempt
 from orchestrator.run.rows import Row, recorded_rows
-from orchestrator.trainers.openenv import epoch_of, training_trace
+from orchestrator.trainers.openenv import epoch_of, traces, training_trace
 from orchestrator.types import AgentKind, Attempt, EndedName, Failed, FailedName, Group
 from tests.fakes.plans import a_plan, a_record
+from tests.fakes.trees import tree
 from tests.unit.test_rows import groups
 
 pytestmark = pytest.mark.trainers
@@ -90,6 +94,27 @@ def test_what_failed_is_context_alone(group: Group, name: FailedName) -> None:
     assert not any(any(turn.loss_mask) for turn in trace.turns)
     # A record that does not add up has no lines.
     assert bool(trace.turns) == (name is not FailedName.RECORD_ERROR)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_traces_train_each_sampled_token_of_a_tree_once_or_mask_what_is_shared(
+    masked: bool, tmp_path: Path
+) -> None:
+    group, form = tree(), GroupFormat(trunk_masked=masked)
+    record = tmp_path / ROLLOUTS_FILE
+    record.write_text("".join(f"{json.dumps(attempt_line(member))}\n" for member in group.members_G))
+    branch = f"turns:2 width:2{' trunk:masked' if masked else ''}"
+    terms = {"trained_segments": None, "untrained_outcomes": [], "train_mixed_versions": False, "branch": branch}
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"env": terms}}))
+    found = [
+        token
+        for _, trace in traces(tmp_path)
+        for turn in trace.turns
+        for token, on in zip([*turn.prompt_token_ids, *turn.completion_token_ids], turn.loss_mask, strict=True)
+        if on
+    ]
+    (columns,) = form.groups(group)
+    assert sorted(found) == sorted(token for mask in columns["masks"] for token in mask if token != -100)
 
 
 def test_a_completion_without_a_token_has_no_turn() -> None:

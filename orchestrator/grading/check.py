@@ -67,7 +67,7 @@ class TaskChecker:
         content: str,
         spec: SandboxSpec,
         launcher: Launcher,
-        score: Callable[[Grade], float],
+        score: Callable[[Grade, Checked], float],
         *,
         solution: str | None,
         library: str | None,
@@ -113,9 +113,8 @@ class TaskChecker:
         found = replace(found, solution=tuple(map(self._reward, grades)))
         if found.solution[-1] != 1:
             return await self._unsolved(found, grades[-1])
-        self._checked = replace(
-            self._checked, source=grades[-1].source, duration_s=max(one.duration_s for one in grades)
-        )
+        for solved in grades:
+            self._checked = seen(self._checked, solved)
         task = self._known(self._grader)
         no_op = [await self._graded(task) for _ in range(TRIES)]
         found = replace(found, no_op=tuple(no_op))
@@ -328,10 +327,21 @@ class TaskChecker:
         if graded.fault.startswith(SANDBOX_FAILED):
             raise SandboxLostError(graded.fault)
         try:
-            return self._score(graded)
+            return self._score(graded, self._checked)
         except ScorerError as error:
             self._last = self._last or str(error)
             return None
+
+
+def seen(checked: Checked, grade: Grade) -> Checked:
+    """With one grade more of the task's own solution."""
+    rewards = {name for name, value in grade.rewards.items() if 0 <= value <= 1}
+    return replace(
+        checked,
+        source=grade.source,
+        rewards=tuple(sorted(rewards & {*checked.rewards} if checked.source else rewards)),
+        duration_s=max(grade.duration_s, checked.duration_s or 0.0),
+    )
 
 
 @asynccontextmanager

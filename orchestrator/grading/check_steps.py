@@ -26,6 +26,7 @@ from orchestrator.grading.check import (
     fresh_services,
     outputs_of,
     scope_of,
+    seen,
     takeovers_of,
 )
 from orchestrator.grading.grade import SANDBOX_FAILED, end_of, grade
@@ -52,7 +53,7 @@ class StepsChecker:
         content: str,
         spec: SandboxSpec,
         launcher: Launcher,
-        score: Callable[[Grade], float],
+        score: Callable[[Grade, Checked], float],
         *,
         solutions: Sequence[str | None],
         files: Sequence[str | None],
@@ -150,8 +151,7 @@ class StepsChecker:
             task = self._known(number, cheats=cheats)
             one = await grade(task, self._spec, self._launcher, left.sandboxes, copied=True, beside=beside)
             if learns and one.source:
-                longest_s = max(one.duration_s, self._checked[number].duration_s or 0.0)
-                self._checked[number] = replace(self._checked[number], source=one.source, duration_s=longest_s)
+                self._checked[number] = seen(self._checked[number], one)
             graded += (of_step(self._task, number, one),)
             if shortfall(self._task, graded):
                 break
@@ -198,7 +198,7 @@ class StepsChecker:
         if SANDBOX_FAILED in graded.fault:
             raise SandboxLostError(graded.fault)
         try:
-            return self._score(graded)
+            return self._score(graded, self._checked[-1])
         except ScorerError as error:
             self._last = self._last or str(error)
             return None

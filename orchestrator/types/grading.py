@@ -41,13 +41,15 @@ class Checked:
     `named_suffice`: whether it gets its reward where nothing but the grader's `named` is graded. `scope`: folders,
     as absolute paths, in which the solution leaves its own; None: not known. `takeovers`: files
     among these that could take the tests over, as /etc/profile. `source`: where its rewards are, as of a `Grade`;
-    empty: it gets none. `duration_s`: the longest of its grades. `layer`: the name of a layer that lies over the
-    agent's state, with what the tests had fetched when they could; when rollouts begin, its absolute path.
+    empty: it gets none. `rewards`: the names of those that are from 0 to 1 each time. `duration_s`: the longest of
+    its grades. `layer`: the name of a layer that lies over the agent's state, with what the tests had fetched when
+    they could; when rollouts begin, its absolute path.
     """
 
     scope: tuple[str, ...] | None = None
     takeovers: tuple[str, ...] = ()
     source: str = ""
+    rewards: tuple[str, ...] = ()
     duration_s: float | None = None
     layer: str | None = None
     named_suffice: bool = False

@@ -313,6 +313,18 @@ def test_the_score_is_the_reward_of_that_name_and_all_are_parts(
     assert (score.value, score.parts) == (value, dict(grade.rewards))
 
 
+@pytest.mark.parametrize("key", [None, "reward"])
+@pytest.mark.parametrize("rewards", [{"reward": 7.0}, {"reward": -1.0}, {"a": 1.0, "b": 1.0}])
+def test_a_reward_that_the_solution_gets_is_0_where_it_is_lost(key: str | None, rewards: dict[str, float]) -> None:
+    """Else a policy could have a bad rollout drawn again, by what it leaves for the tests to run."""
+    record = a_record(grade=Grade(rewards, source="reward.json"))
+    assert GraderScorer(key).measure(record, Checked(source="reward.json", rewards=("reward",))).value == 0.0
+    with pytest.raises(ScorerError):
+        GraderScorer("other").measure(record, Checked(source="reward.json", rewards=("reward",)))
+    with pytest.raises(ScorerError):
+        GraderScorer(key).measure(record, Checked(source="reward.json"))
+
+
 @pytest.mark.parametrize(
     ("grade", "why"),
     [

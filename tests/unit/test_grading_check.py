@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.grading.check import TaskChecker
+from orchestrator.grading.check import TaskChecker, seen
 from orchestrator.scorers.grader import GraderScorer
-from orchestrator.types import Grade, Grader, Task, TaskCheck
+from orchestrator.types import Checked, Grade, Grader, Task, TaskCheck
 from tests.fakes.plans import a_writable_sandbox
 
 SERVICE = "it needs a service left running: its own solution gets 1 only where that still runs"
@@ -52,3 +52,10 @@ async def test_chance_is_told_from_a_service(
 ) -> None:
     found = await check(monkeypatch, fresh, live)
     assert (found.solution, found.failures) == (tries, (failure,))
+
+
+def test_rewards_are_known_that_the_solution_gets_each_time() -> None:
+    first = seen(Checked(), Grade({"reward": 1.0, "seconds": 3.0, "a": 0.5}, source="reward.json", duration_s=2.0))
+    both = seen(first, Grade({"reward": 1.0, "seconds": 0.5, "b": 0.5}, source="reward.json", duration_s=1.0))
+    assert (first.rewards, both.rewards) == (("a", "reward"), ("reward",))
+    assert (both.source, both.duration_s) == ("reward.json", 2.0)

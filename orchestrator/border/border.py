@@ -68,7 +68,7 @@ class Border:
             stream.close()
 
     async def _plain(self, stream: Bytes) -> None:
-        there = Connection(self._terms.outside.reach)
+        there = Connection(self._terms)
         try:
             while (asked := await self._next(stream)) is not None:
                 if asked.method == "CONNECT":
@@ -162,7 +162,7 @@ class Border:
 
     async def _inside(self, stream: Bytes, place: Place) -> None:
         """Requests in a tunnel whose TLS ends here."""
-        there, is_counted = Connection(self._terms.outside.reach), True
+        there, is_counted = Connection(self._terms), True
         try:
             while True:
                 try:
@@ -195,7 +195,7 @@ class Border:
                 _demand_name(says.name, place, must=not place.is_address)
                 if says.hidden:
                     raise Refused(f"the words of TLS hide a second name (ECH), which may be another than {place}")
-                there = await self._terms.outside.reach.open("https", place, entry, tls=False)
+                there = await self._terms.open("https", place, entry, tls=False)
                 stream.unread(hello)
                 await _both(self._pump(stream, there.stream, sizes, 0), self._pump(there.stream, stream, sizes, 1))
                 refusal = ""

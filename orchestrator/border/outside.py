@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from orchestrator.border.bodies import Bodies
 from orchestrator.border.journal import Journal
 from orchestrator.border.keys import BorderKey
-from orchestrator.border.reach import Reach, There
+from orchestrator.border.reach import Lookups, Reach, There
 from orchestrator.border.recorded import Cache, Playback
 from orchestrator.rules.egress import Entry, Place, Rules
 
@@ -46,13 +46,18 @@ class Terms:
     limits: BorderLimits
     journal: Journal
     playback: Playback | None = None
+    lookups: Lookups = field(default_factory=Lookups)
+
+    async def open(self, scheme: str, place: Place, entry: Entry, *, tls: bool) -> There:
+        """As `Reach.open`. Raises Refused."""
+        return await self.outside.reach.open(scheme, place, entry, tls=tls, lookups=self.lookups)
 
 
 class Connection:
     """The connection outside that belongs to one stream of the sandbox: used again for the same place."""
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
         self._key: tuple[str, Place, bool] | None = None
         self._there: There | None = None
 
@@ -62,7 +67,7 @@ class Connection:
         if self._there is not None and self._key == key and self._there.is_quiet:
             return self._there, True
         self.close()
-        self._there, self._key = await self._reach.open(scheme, place, entry, tls=scheme == "https"), key
+        self._there, self._key = await self._terms.open(scheme, place, entry, tls=scheme == "https"), key
         return self._there, False
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from orchestrator.rules.egress import Entry, Place, Refused
 from orchestrator.rules.text import printable
 
 _CONNECT_S = 30.0
+_LOOKUPS = 8  # of one rollout at a time
 _PROXY_HEAD_BYTES = 64 << 10
 # A name for which nobody answers holds a thread for as long as the C library asks. Sandboxes choose names, and the
 # loop's own threads look up the endpoint and launch sandboxes.
@@ -54,6 +55,26 @@ async def _resolve(host: str, port: int) -> list[Any]:
     return await asyncio.get_running_loop().run_in_executor(_NAMES, ask)
 
 
+class Lookups:
+    """One rollout's share of the threads that look names up. A name keeps its thread until there is an answer,
+    also where nobody waits for one any more."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_LOOKUPS)
+
+    async def of(self, resolve: Resolve, host: str, port: int) -> list[Any]:
+        """What `resolve` says, in turn. Raises OSError."""
+        await self._free.acquire()
+        asked = asyncio.ensure_future(resolve(host, port))
+        asked.add_done_callback(self._over)
+        return await asyncio.shield(asked)
+
+    def _over(self, asked: asyncio.Future[list[Any]]) -> None:
+        self._free.release()
+        if not asked.cancelled():
+            asked.exception()  # marked as retrieved
+
+
 class Reach:
     """`resolve`: who knows the addresses of names. `context`: whose certificates are believed; None: those that
     the operator's machine believes."""
@@ -62,12 +83,15 @@ class Reach:
         self._resolve, self._context = resolve, context
         self._is_proxied = bool(getproxies_environment())  # by the operator, at least for some hosts
 
-    async def open(self, scheme: str, place: Place, entry: Entry, *, tls: bool) -> There:
-        """`tls`: it is spoken here; False: what is inside is not our business. Raises Refused."""
+    async def open(
+        self, scheme: str, place: Place, entry: Entry, *, tls: bool, lookups: Lookups | None = None
+    ) -> There:
+        """`tls`: it is spoken here; False: what is inside is not our business. `lookups`: None: it is for no
+        rollout. Raises Refused."""
         try:
             async with asyncio.timeout(_CONNECT_S):
                 context = self._context or (await asyncio.to_thread(trust) if tls else None)
-                there = await self._raw(scheme, place, entry)
+                there = await self._raw(scheme, place, entry, lookups or Lookups())
                 if not tls:
                     return there
                 inside = Tls(there.stream, context or trust(), place.host)
@@ -86,12 +110,12 @@ class Reach:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise Refused(f"{place} cannot be reached: {printable(why)[:200]}", 502) from None
 
-    async def _raw(self, scheme: str, place: Place, entry: Entry) -> There:
+    async def _raw(self, scheme: str, place: Place, entry: Entry, lookups: Lookups) -> There:
         if self._is_proxied and (proxy := proxy_of(f"{scheme}://{place}")) is not None:
             return await self._through(proxy, scheme, place)
         addresses = [place.host]
         if not place.is_address:
-            found = await self._resolve(place.host, place.port)
+            found = await lookups.of(self._resolve, place.host, place.port)
             addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
         if not entry.private and not all(map(is_public, addresses)):
             raise Refused(f'{place} is in a private network: its entry needs "private": true')

@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Iterable
 from time import process_time
+from typing import Any
 
 import pytest
 
@@ -343,6 +344,35 @@ async def test_a_name_that_leads_to_a_private_address_is_refused_after_it_was_re
         assert got.status == 403
         assert b'"private": true' in got.body
         assert server.connections == 0
+
+
+async def test_a_rollout_waits_for_few_names_at_a_time_also_where_it_has_hung_up() -> None:
+    """Each holds a thread of all rollouts until the resolver gives up."""
+
+    class Silent(Names):
+        answers = asyncio.Event()
+
+        async def resolve(self, host: str, port: int) -> list[Any]:
+            self.asked.append(host)
+            await self.answers.wait()
+            return await super().resolve(host, port)
+
+    names = Silent()
+    async with (
+        upstream(lambda got: answer()) as server,
+        box(server, Entry("*.example", (server.port,), private=True), names=names) as at,
+    ):
+        for number in range(40):
+            _, writer = await at.open()
+            place = f"n{number}.example:{server.port}"
+            writer.write(f"GET http://{place}/ HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
+            if number % 2:
+                await asyncio.sleep(0.02)
+                writer.transport.abort()
+        await asyncio.sleep(0.5)
+        assert len(names.asked) == 8
+        names.answers.set()
+        assert (await at.plain(host="last.example")).status == 200
 
 
 async def test_a_name_is_resolved_once_and_the_address_that_was_judged_is_the_one_that_is_asked() -> None:

@@ -534,6 +534,38 @@ async def test_a_closed_connection_is_gone_though_its_server_never_reads_and_one
     server.close()
 
 
+async def test_of_a_server_that_sends_in_crumbs_few_wait_to_be_read_in_one_turn() -> None:
+    crumbs = 2_000
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(crumbs):
+            writer.write(b"x")
+            for _ in range(3):  # turns, in which the other side receives it
+                await asyncio.sleep(0)
+        writer.close()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server, asyncio.timeout(WAIT_S):
+        here = await Socket.connect(*server.sockets[0].getsockname())
+        await asyncio.sleep(1)
+        turns = size = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        number = 0
+        while data := await here.read():
+            size, number = size + len(data), number + 1
+        task.cancel()
+        here.close()
+    assert size == crumbs
+    assert turns > 0
+    assert number < crumbs // 2, "the kernel held most of them together"
+
+
 async def test_of_a_server_that_sends_without_end_no_more_is_held_than_is_read() -> None:
     sent = 0
 

@@ -70,7 +70,6 @@ HOMES = {
 # Packages of trainers and of who watches a run: each is known in one file, imported only where it is used.
 ONE_FILE = {
     "cryptography": "orchestrator.border.authority",
-    "h11": "orchestrator.border.messages",
     "prometheus_client": "orchestrator.telemetry.metrics",
     "opentelemetry": "orchestrator.telemetry.tracing",
     "openenv": "orchestrator.trainers.openenv",

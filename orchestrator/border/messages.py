@@ -158,7 +158,7 @@ class Answer:
             await asyncio.sleep(0)
         else:
             raise Refused(f"the other side gives {_MOST_BEFORE} answers (1xx) before its answer", 502)
-        self._keeps = not head.closes and (self._is_empty or self.length is not None)
+        self._keeps = not head.closes and not self.ends_by_closing
 
     async def _head(self) -> tuple[Head, int]:
         """(the next one, its bytes). Raises Refused, OSError."""
@@ -184,6 +184,11 @@ class Answer:
         except Refused as refused:
             raise ConnectionResetError(f"the other side's answer cannot be read: {refused}") from None
         self._is_read = True
+
+    @property
+    def ends_by_closing(self) -> bool:
+        """Whether nothing but the end of its connection says where it ends."""
+        return self.length is None and not self._is_empty
 
     @property
     def leaves_open(self) -> bool:

@@ -248,6 +248,8 @@ class Exchange:
                 for start in range(0, len(piece), _SEARCHED_BYTES):
                     await self._pass(redaction.feed(piece[start : start + _SEARCHED_BYTES]))
                     await asyncio.sleep(0)
+            if self._failure is not None and answer.ends_by_closing:
+                raise self._failure  # which closed the connection: the answer only seems to be whole
             if redaction is not None:
                 await self._pass(redaction.end())
         finally:

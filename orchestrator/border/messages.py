@@ -14,7 +14,6 @@ from orchestrator.border.http1 import (
     Headers,
     Length,
     answer_of,
-    by_name,
     length_of,
     pieces,
     read_head,
@@ -29,6 +28,7 @@ from orchestrator.rules.egress import Refused
 
 _IDLE_S, _HEAD_S = 120.0, 30.0  # until a request begins, and until its head is there
 _LINGER_S, _LINGER_BYTES = 5.0, 4 << 20
+_MOST_BEFORE = 100  # 1xx, of which servers give a few: each has what follows it copied
 _BODILESS = frozenset((204, 304))  # statuses
 _EMPTY_LINE = b"\r\n\r\n"
 # Headers of one connection, which are not handed on; nor are those that `Connection` names.
@@ -83,7 +83,7 @@ class Asked:
         self, status: int, headers: Headers, length: Length, *, close: bool = False, reason: str = ""
     ) -> None:
         """The head of the answer; `headers` without those that frame it. Raises Refused, OSError."""
-        if length in ("chunked", None):
+        if length in ("chunked", None) or status == 204:  # which has no Content-Length (RFC 9110, 8.6)
             can_be_chunked = self._head.is_new and status not in _BODILESS
             length = "chunked" if can_be_chunked else None
         lines = [*headers, *framing(length)]
@@ -147,7 +147,7 @@ class Answer:
     async def head(self, count: Callable[[int], None]) -> None:
         """`count`: is told how many bytes come, also of the answers before the answer (1xx). Raises Refused,
         OSError."""
-        while True:
+        for _ in range(_MOST_BEFORE):
             try:
                 head, size = await self._head()
             except Refused as refused:
@@ -156,7 +156,9 @@ class Answer:
             if self.status >= 200:
                 break
             await asyncio.sleep(0)
-        self._keeps = not head.closes and (self._is_empty or self.length is not None)
+        else:
+            raise Refused(f"the other side gives {_MOST_BEFORE} answers (1xx) before its answer", 502)
+        self._keeps = not head.closes and not self.ends_by_closing
 
     async def _head(self) -> tuple[Head, int]:
         """(the next one, its bytes). Raises Refused, OSError."""
@@ -182,6 +184,11 @@ class Answer:
         except Refused as refused:
             raise ConnectionResetError(f"the other side's answer cannot be read: {refused}") from None
         self._is_read = True
+
+    @property
+    def ends_by_closing(self) -> bool:
+        """Whether nothing but the end of its connection says where it ends."""
+        return self.length is None and not self._is_empty
 
     @property
     def leaves_open(self) -> bool:
@@ -217,11 +224,9 @@ class Sending:
 
 def handed_on(headers: Sequence[tuple[str, str]]) -> Headers:
     """Without those of one connection, and without those that frame a message."""
-    lower = [name.lower() for name, _ in headers]
-    dropped = _DROPPED
-    if "connection" in lower:
-        dropped |= words(by_name(headers)["connection"])
-    return [header for name, header in zip(lower, headers, strict=True) if name not in dropped]
+    lower = [(name.lower(), value) for name, value in headers]
+    dropped = _DROPPED | words(value for name, value in lower if name == "connection")
+    return [header for (name, _), header in zip(lower, headers, strict=True) if name not in dropped]
 
 
 def framing(length: Length) -> Headers:

@@ -12,6 +12,7 @@ from typing import Protocol, Self, cast
 
 PIECE_BYTES = 256 << 10  # that are read at a time
 _MOST_WAITING_BYTES = 512 << 10  # of what came; more stays with the kernel
+_MOST_WAITING_PIECES = 64  # also of one byte: they are read in one turn, and each takes its time
 
 
 class Bytes(Protocol):
@@ -106,7 +107,7 @@ class Socket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._pieces.append(data)
         self._size += len(data)
-        if self._size >= _MOST_WAITING_BYTES:
+        if self._size >= _MOST_WAITING_BYTES or len(self._pieces) >= _MOST_WAITING_PIECES:
             self._transport.pause_reading()
         self._news.set()
 

@@ -162,7 +162,7 @@ async def test_a_body_in_crumbs_goes_on_in_pieces_and_others_have_their_turn() -
         while not came.endswith(b"\r\n0\r\n\r\n"):
             came.extend(await reader.read(1 << 16))
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        writer.write(b"HTTP/1.1 103 A\r\n\r\n" * 20_000 + head + crumbs + b"0\r\n\r\n")
+        writer.write(b"HTTP/1.1 103 A\r\n\r\n" * 90 + head + crumbs + b"0\r\n\r\n")
 
     async def others() -> None:
         nonlocal busy_s
@@ -214,6 +214,70 @@ async def test_an_answer_that_comes_before_the_body_is_handed_on() -> None:
         async with asyncio.timeout(WAIT_S):
             assert seen(await reader.read(), "POST").status == 413
         writer.close()
+
+
+async def test_what_follows_an_answer_that_came_before_the_body_is_no_request() -> None:
+    """The rest of the body looks like a request, and nobody reads it as one; nor is the server asked again."""
+    async with upstream(lambda got: answer(got.target.encode())) as server, box(server) as at:
+
+        async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            server.connections += 1
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer(b"no", "413 Too Large"))
+            server.got += [await reader.read()]  # type: ignore[list-item]
+            writer.close()
+
+        server.serve = early  # type: ignore[method-assign]
+        place = f"{NAME}:{server.port}"
+        hidden = f"GET http://{place}/hidden HTTP/1.1\r\nHost: {place}\r\n\r\n".encode()
+        reader, writer = await at.open()
+        size = f"Content-Length: {len(hidden)}\r\nExpect: 100-continue\r\n\r\n"
+        writer.write(f"POST http://{place}/ HTTP/1.1\r\nHost: {place}\r\n{size}".encode())
+        async with asyncio.timeout(WAIT_S):
+            assert b" 413 " in await reader.readuntil(b"\r\n\r\nno")
+            writer.write(hidden + hidden)
+            assert await reader.read() == b""
+        writer.close()
+    assert server.connections == 1
+    assert [crossing.target for crossing in at.border.crossings] == ["/"]
+
+
+async def test_an_answer_without_length_is_not_whole_when_the_sandbox_breaks_off_its_request() -> None:
+    async with upstream(lambda got: b"") as server, box(server) as at:
+
+        async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\nthe first half")
+            await reader.read()
+            writer.close()
+
+        server.serve = early  # type: ignore[method-assign]
+        place = f"{NAME}:{server.port}"
+        reader, writer = await at.open()
+        head = f"POST http://{place}/ HTTP/1.1\r\nHost: {place}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode())
+        async with asyncio.timeout(WAIT_S):
+            assert (await reader.readuntil(b"half\r\n")).startswith(b"HTTP/1.1 200")
+            writer.write(b"nonsense\r\n")
+            assert await reader.read() == b""
+        writer.close()
+    (crossing,) = at.border.crossings
+    assert "its length" in crossing.refusal
+    assert crossing.received_sha256 is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "body"),
+    [
+        (b"HTTP/1.1 200\nContent-Length: 2\n\nok", b"ok"),
+        (b"HTTP/1.1 200 OK\nSet-Cookie: a=b;\n  c\nConnection: close\r\n\r\nok", b"ok"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: CHUNKED\r\n\r\n0A;x\r\n0123456789\r\n00\r\n\r\n", b"0123456789"),
+    ],
+)
+async def test_odd_servers_are_understood(raw: bytes, body: bytes) -> None:
+    async with upstream(lambda got: raw) as server, box(server) as at:
+        got = await at.get()
+    assert (got.status, got.body) == (200, body)
 
 
 async def test_a_certificate_that_is_not_the_hosts_is_not_believed() -> None:
@@ -468,6 +532,38 @@ async def test_a_closed_connection_is_gone_though_its_server_never_reads_and_one
             await asyncio.wait([writing])
             assert isinstance(writing.exception(), OSError) is not ends
     server.close()
+
+
+async def test_of_a_server_that_sends_in_crumbs_few_wait_to_be_read_in_one_turn() -> None:
+    crumbs = 2_000
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(crumbs):
+            writer.write(b"x")
+            for _ in range(3):  # turns, in which the other side receives it
+                await asyncio.sleep(0)
+        writer.close()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server, asyncio.timeout(WAIT_S):
+        here = await Socket.connect(*server.sockets[0].getsockname())
+        await asyncio.sleep(1)
+        turns = size = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        number = 0
+        while data := await here.read():
+            size, number = size + len(data), number + 1
+        task.cancel()
+        here.close()
+    assert size == crumbs
+    assert turns > 0
+    assert number < crumbs // 2, "the kernel held most of them together"
 
 
 async def test_of_a_server_that_sends_without_end_no_more_is_held_than_is_read() -> None:

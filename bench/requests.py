@@ -10,8 +10,8 @@ PROXY 0: directly. CA: a file with whom to trust, which makes it TLS; -: plain.
 
 from __future__ import annotations
 
-import asyncio
 import json
+import select
 import socket
 import ssl
 import sys
@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 HOST = "127.0.0.1"
+_BODY = b"x" * 100
 
 
 def request(path: str, port: int, proxy: int, *, tls: bool = False) -> bytes:
@@ -32,7 +33,7 @@ def ask(port: int, proxy: int) -> float:
     started, got = time.perf_counter(), b""
     with socket.create_connection((HOST, proxy or port)) as connection:
         connection.sendall(request("/ask", port, proxy))
-        while not got.endswith(b"x" * 100):
+        while not got.endswith(_BODY):
             got += connection.recv(4096)
     return time.perf_counter() - started
 
@@ -45,23 +46,41 @@ def pairs(count: int, port: int, *proxies: int) -> list[list[float]]:
     return [list(times) for times in zip(*([ask(port, way) for way in ways] for _ in range(count)), strict=True)]
 
 
-async def load(count: int, at_once: int, port: int, proxy: int, *, kept: bool) -> float:
+def load(count: int, at_once: int, port: int, proxy: int, *, kept: bool) -> float:
     """Seconds."""
-
-    async def work() -> None:
-        reader, writer = await asyncio.open_connection(HOST, proxy or port)
-        for number in range(count // at_once):
-            if not kept and number:
-                writer.close()
-                reader, writer = await asyncio.open_connection(HOST, proxy or port)
-            writer.write(request("/ask", port, proxy))
-            await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(100)
-        writer.close()
-
+    question = request("/ask", port, proxy)
+    answers: dict[int, tuple[socket.socket, bytearray]] = {}
     started = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(at_once)))
-    return time.perf_counter() - started
+    with select.epoll() as waiting:
+
+        def begin() -> None:
+            connection = socket.create_connection((HOST, proxy or port))
+            answers[connection.fileno()] = connection, bytearray()
+            waiting.register(connection, select.EPOLLIN)
+            connection.sendall(question)
+
+        for _ in range(at_once):
+            begin()
+        asked, answered = at_once, 0
+        while answered < count:
+            for number, _ in waiting.poll():
+                connection, answer = answers[number]
+                answer += (data := connection.recv(4096))
+                if not data:
+                    raise RuntimeError("a connection broke off")
+                if not answer.endswith(_BODY):
+                    continue
+                answered += 1
+                answer.clear()
+                if not kept:
+                    connection.close()
+                if asked < count:
+                    asked += 1
+                    connection.sendall(question) if kept else begin()
+        took = time.perf_counter() - started
+    for connection, _ in answers.values():
+        connection.close()
+    return took
 
 
 def download(mebibytes: int, port: int, proxy: int, authority: str) -> float:
@@ -96,7 +115,7 @@ def main(what: str, *words: str) -> None:
     elif what == "download":
         took = download(*numbers)
     else:
-        took = asyncio.run(load(*numbers, kept=what == "kept"))
+        took = load(*numbers, kept=what == "kept")
     print(json.dumps(took))
 
 

@@ -20,6 +20,7 @@ from orchestrator.border.streams import PIECE_BYTES
 NOTHING = sha256(b"").hexdigest()
 MAX_BODY_BYTES = 1 << 30
 _WAITING_BYTES = 1 << 20  # of one body, until they are written together
+_HASHED_BYTES = 64 << 10  # in the event loop's own time
 _PART = "part-"
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -123,6 +124,18 @@ class Body:
         kept = self._bodies.holds(digest)
         self._bodies.left_out += not kept
         return digest, kept
+
+    def known(self) -> str | None:
+        """The hash of the whole body, where one like it is kept; then this one has ended. None: see `whole`."""
+        if self._putting is not None or self._part is not None or self._waits > _HASHED_BYTES:
+            return None
+        hashed = self._hash.copy()
+        for piece in self._waiting:
+            hashed.update(piece)
+        if not self._bodies.holds(digest := hashed.hexdigest()):
+            return None
+        self._keeps, self._waiting = False, []
+        return digest
 
     async def drop(self) -> None:
         """It broke off. Idempotent, also behind `whole`."""

@@ -69,7 +69,11 @@ class Exchange:
             refusal = "the sandbox ended it"
             raise
         finally:
-            await uninterrupted(self._record(crossing, refusal, whole))
+            sent = self._sent.known() if whole and self._sent_whole else None
+            if sent and (received := self._received.known()):
+                self._end(crossing, sent_sha256=sent, received_sha256=received, kept=True)
+            else:
+                await uninterrupted(self._record(crossing, refusal, whole))
         return asked.reusable
 
     async def _tell(self, refused: Refused) -> None:
@@ -84,14 +88,18 @@ class Exchange:
             raise ConnectionResetError(str(error)) from None
 
     async def _record(self, crossing: Crossing, refusal: str, whole: bool) -> None:
-        facts: dict[str, object] = {"refusal": refusal, "sent": self._sent.size, "received": self._received.size}
+        facts: dict[str, object] = {"refusal": refusal}
         if whole:
             sent = await self._sent.whole() if self._sent_whole else (None, False)
             received = await self._received.whole()
             facts |= {"sent_sha256": sent[0], "received_sha256": received[0], "kept": sent[1] and received[1]}
         await self._sent.drop()
         await self._received.drop()
-        ended = self._terms.journal.end(crossing, **(facts | self._facts))
+        self._end(crossing, **facts)
+
+    def _end(self, crossing: Crossing, **facts: object) -> None:
+        sizes = {"sent": self._sent.size, "received": self._received.size}
+        ended = self._terms.journal.end(crossing, **facts, **sizes, **self._facts)
         if (cache := self._terms.outside.cache) is not None and self._is_fresh:
             cache.add(ended, self._asked.headers)
 

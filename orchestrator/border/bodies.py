@@ -126,16 +126,13 @@ class Body:
         return digest, kept
 
     def known(self) -> str | None:
-        """The hash of the whole body, where one like it is kept; then this one has ended. None: see `whole`."""
+        """The hash of the whole body, if one like it is kept: then nothing is left to do. None: see `whole`."""
         if self._putting is not None or self._part is not None or self._waits > _HASHED_BYTES:
             return None
         hashed = self._hash.copy()
         for piece in self._waiting:
             hashed.update(piece)
-        if not self._bodies.holds(digest := hashed.hexdigest()):
-            return None
-        self._keeps, self._waiting = False, []
-        return digest
+        return digest if self._bodies.holds(digest := hashed.hexdigest()) else None
 
     async def drop(self) -> None:
         """It broke off. Idempotent, also behind `whole`."""

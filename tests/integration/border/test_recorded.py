@@ -22,6 +22,21 @@ from tests.integration.border.world import NAME, WAIT_S, box
 WHEEL = b"PK" + b"w" * 300_000
 
 
+async def test_bodies_that_are_kept_already_have_their_hashes_on_record(tmp_path: Path) -> None:
+    answers = iter((b"one", b"two", b"one", b""))
+    bodies = Bodies(tmp_path / "egress", 1 << 30)
+    async with (
+        upstream(lambda got: answer(next(answers))) as server,
+        box(server, bodies=bodies) as at,
+    ):
+        for sent in (b"x", b"x", b"y", b"y"):
+            assert (await at.get("/p", method="POST", body=sent)).status == 200
+        told = [(one.sent_sha256, one.received_sha256, one.kept) for one in at.border.crossings]
+    passed = [(b"x", b"one"), (b"x", b"two"), (b"y", b"one"), (b"y", b"")]
+    assert told == [(sha256(sent).hexdigest(), sha256(got).hexdigest(), True) for sent, got in passed]
+    assert bodies.left_out == 0
+
+
 async def test_a_record_answers_as_the_outside_did_and_a_miss_says_so_by_name(tmp_path: Path) -> None:
     counts = {"asked": 0}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.report import live as live_report
 from orchestrator.report import read_run
 from orchestrator.report.index import RunIndex
 from orchestrator.report.live import LiveReport
@@ -43,6 +44,12 @@ def opened() -> Iterator[Open]:
 @pytest.fixture(autouse=True)
 def own_key(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture(autouse=True)
+def all_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this machine stands still meanwhile."""
+    monkeypatch.setattr(live_report, "STEP_S", 3600.0)
 
 
 @pytest.fixture

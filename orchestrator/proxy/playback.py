@@ -7,8 +7,9 @@ prompt: so the ids of the line are the recorded ones. Any other difference ends 
 A rollout that goes on parts from its record instead, and is on its own from there: all that it sampled before is
 kept. What differs can follow only from what was sampled before it, so nobody gains another draw of that by it.
 A program asks in any order, beside completions that it still awaits or gives up: what it asks for and the record
-does not have says nothing of what it asks for later. So all of its record stays, to be served whenever asked for,
-and what it gave up is served like the rest: no luck of later completions shows in what comes, or when.
+does not have says nothing of what it asks for later. So all of its record stays, tools' answers too, to be served
+whenever asked for, and what it gave up is served like the rest: no luck of later completions shows in what comes,
+or when.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ class Playback:
         `messages`, `tools`: of the request, as they are kept. `busy`: segments of requests under way. Raises
         OtherState for a request that is not the recorded one."""
         if self.over:
-            self._calls.clear()  # what it did not call for again, it does not call for any more
+            if not self._program:  # what it did not call for again, it does not call for any more
+                self._calls.clear()
             return None, self.recorded(messages)
         self._demand_calls()
         if not self._left:

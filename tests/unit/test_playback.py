@@ -413,6 +413,23 @@ async def test_an_answer_that_was_not_fetched_again_is_not_kept_for_later(endpoi
     assert await search(lease, 4, query="last") == "result 1"
 
 
+async def test_a_call_that_a_program_makes_again_beside_its_next_completion_is_not_made_live(
+    endpoint: Endpoint,
+) -> None:
+    """Of two threads one may be slow: its page was paid for, and its order was placed."""
+    first = a_lease(endpoint, program())
+    await ask(first, 1)
+    await asyncio.sleep(0.001)
+    await search(first, 1, query="slow")
+    lease = again(endpoint, first)
+    await ask(lease, 1)
+    await ask(lease, 2, "answer to 1", "the other thread's")
+    assert await search(lease, 1, query="slow") == "result 1"
+    assert lease.tool_calls == first.tool_calls
+    await search(lease, 2, query="slow")
+    assert len(lease.tool_calls) == 2, "the second one is its own"
+
+
 async def test_a_program_that_parts_and_is_lost_again_keeps_what_its_tools_said(endpoint: Endpoint) -> None:
     first = a_lease(endpoint, program())
     await ask(first, 1)

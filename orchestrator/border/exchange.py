@@ -9,7 +9,7 @@ from contextlib import suppress
 from hashlib import sha256
 
 from orchestrator.border.bodies import NOTHING
-from orchestrator.border.http1 import Headers, by_name, length_of
+from orchestrator.border.http1 import Headers, by_name, length_of, words
 from orchestrator.border.journal import bounded
 from orchestrator.border.keys import BorderKey, Redaction, keys_for
 from orchestrator.border.messages import Answer, Asked, Sending, framing, handed_on
@@ -282,9 +282,9 @@ async def _chained(held: list[bytes], rest: AsyncIterator[bytes] | None) -> Asyn
 
 def _demand_plain(asked: Asked) -> None:
     """Raises Refused for a request to speak something else: HTTP/2 (h2c) is an offer, which is not taken."""
-    words = {word.strip().lower() for value in asked.values("upgrade") for word in value.split(",")}
-    if words - {"h2c", ""}:
-        raise Refused(f"{', '.join(sorted(words))[:60]} is not carried: there is HTTP/1.1 alone", 501)
+    wanted = words(asked.values("upgrade"))
+    if wanted - {"h2c", ""}:
+        raise Refused(f"{', '.join(sorted(wanted))[:60]} is not carried: there is HTTP/1.1 alone", 501)
 
 
 def _on_record(headers: Headers) -> tuple[tuple[str, str], ...]:

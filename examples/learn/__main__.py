@@ -21,7 +21,7 @@ from examples.learn.rounds import PLAN, Plan, Run
 from orchestrator.errors import OrchestratorError
 
 FOLDER = Path("runs/learn")
-CHOICES = {"algorithm": ("grpo", "expert"), "curriculum": ("none", "pools")}
+CHOICES = {"algorithm": ("grpo", "expert"), "curriculum": ("none", "pools"), "measured": ("rounds", "ends")}
 TIME_IS_UP = 4  # above the exit codes of `orchestrator`
 
 

@@ -31,9 +31,15 @@ class Shown:
         self.plan: dict[str, Any] = json.loads((folder / PLAN).read_text("utf-8"))
 
     @cached_property
-    def measured(self) -> list[Measured]:
-        """Each evaluation, the base model's first."""
-        return [Measured(path.parent) for path in self._each("eval-{}/metrics.json", 0)]
+    def measured(self) -> dict[int, Measured]:
+        """Each evaluation, by the rounds before it; the base model's first."""
+        places = {number: self.folder / f"eval-{number}" for number in range(self.plan["rounds"] + 1)}
+        return {number: Measured(place) for number, place in places.items() if (place / "metrics.json").exists()}
+
+    @property
+    def last(self) -> int:
+        """The rounds before the last evaluation."""
+        return max(self.measured)
 
     @cached_property
     def steps(self) -> list[Mapping[str, Any]]:
@@ -51,9 +57,9 @@ class Shown:
         """How many groups of each task were trained on."""
         return Counter(facts_R[0]["task_id"] for batch in self.batches for facts_R in batch)
 
-    def solved(self, level: str | None = None) -> list[Share]:
-        """Of all held-out tasks, or of one set, after each round."""
-        return [measured.share(level) for measured in self.measured]
+    def solved(self, level: str | None = None) -> dict[int, Share]:
+        """Of all held-out tasks, or of one set, by the rounds before."""
+        return {number: measured.share(level) for number, measured in self.measured.items()}
 
     @cached_property
     def tasks(self) -> dict[str, Mapping[str, Any]]:
@@ -114,11 +120,11 @@ def _verdicts(runs: Sequence[Shown]) -> str:
     rows = []
     for run in runs:
         shares, sets = run.solved(), list(run.plan["sets"])
-        before, after = run.measured[0], run.measured[-1]
+        before, after = run.measured[0], run.measured[run.last]
         rose = learned(before, after, sets)
         flat = [name for name in sets if name not in rose]
         rows.append(
-            f"<tr><td>{escape(run.name)}<td>{shares[0]}<td>{shares[-1]}<td>{len(shares) - 1}"
+            f"<tr><td>{escape(run.name)}<td>{shares[0]}<td>{shares[run.last]}<td>{run.last}"
             f"<td>{by_chance(before, after):.2g}"
             f"<td>{escape(', '.join(rose) or 'none')}<td>{escape(', '.join(flat) or 'none')}"
         )
@@ -149,7 +155,7 @@ def _rounds(run: Shown) -> str:
         losses, check = step["losses"], step["check"]
         loss = f"{losses[0]:+.4f} to {losses[-1]:+.4f}" if losses else "nothing to learn from"
         rows.append(
-            f"<tr><td>{number}<td>{shares[number] if number < len(shares) else ''}<td>{step['reward']:.3f}"
+            f"<tr><td>{number}<td>{shares.get(number, '')}<td>{step['reward']:.3f}"
             f"<td>{step['groups_learned_from']} of {step['groups']}<td>{escape(outcomes)}"
             f"<td>{escape(', '.join(versions))}"
             f"<td>{most}<td>{loss}<td>{step['clipped']:.1%}"
@@ -162,7 +168,7 @@ def _held_out(run: Shown) -> str:
     leaked = run.leaked()
     said = "none is held out or has a held-out task's words" if not leaked else f"{leaked} ARE HELD OUT"
     again = sum(count > 1 for count in run.trained.values())
-    missing = [f"{m.missing} of {len(m.samples)} after round {n}" for n, m in enumerate(run.measured) if m.missing]
+    missing = [f"{m.missing} of {len(m.samples)} after round {n}" for n, m in run.measured.items() if m.missing]
     broke = f" Samples that broke count as wrong: {', '.join(missing)}." if missing else ""
     return (
         f"<p>{len(run.trained)} different tasks were trained on, {again} of them more than once; {said}. "
@@ -172,8 +178,8 @@ def _held_out(run: Shown) -> str:
 
 def _before_and_after(run: Shown) -> str:
     """Held-out tasks of different sets, those first that were not solved before and are now."""
-    last = len(run.measured) - 1
-    before, after = run.measured[0].first(), run.measured[-1].first()
+    last = run.last
+    before, after = run.measured[0].first(), run.measured[last].first()
     both = [name for name in before if name in after]
     both.sort(key=lambda name: (bool(before[name]["correct"]), not after[name]["correct"]))
     taken: dict[str, str] = {}
@@ -200,10 +206,10 @@ def _written(told: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------- drawing
 
 
-def _chart(title: str, curves: Sequence[tuple[Shown, Sequence[Share]]], width: int, height: int) -> str:
+def _chart(title: str, curves: Sequence[tuple[Shown, Mapping[int, Share]]], width: int, height: int) -> str:
     """Solved tasks by round, from 0 to 100 %."""
     left, bottom, top, right = 40, 24, 26, 12
-    rounds = max(1, *(len(shares) - 1 for _, shares in curves))
+    rounds = max(1, *(max(shares) for _, shares in curves))
 
     def x(number: int, run: int) -> float:  # bars of several runs stand side by side
         return left + (width - left - right) * number / rounds + 3.0 * (run - (len(curves) - 1) / 2)
@@ -222,9 +228,9 @@ def _chart(title: str, curves: Sequence[tuple[Shown, Sequence[Share]]], width: i
     for at, (run, shares) in enumerate(curves):
         colour = run.colour
         dashed = ' stroke-dasharray="5 4"' if run.plan["control"] else ""
-        points = " ".join(f"{x(n, at):.1f},{y(share.value):.1f}" for n, share in enumerate(shares))
+        points = " ".join(f"{x(n, at):.1f},{y(share.value):.1f}" for n, share in shares.items())
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>')
-        for n, share in enumerate(shares):
+        for n, share in shares.items():
             where = f'x1="{x(n, at):.1f}" x2="{x(n, at):.1f}" y1="{y(share.low):.1f}" y2="{y(share.high):.1f}"'
             parts.append(f'<line {where} stroke="{colour}" opacity=".45"/>')
             parts.append(

@@ -41,7 +41,8 @@ class Plan:
     algorithm: str = _told("grpo", "grpo, or expert for expert iteration")
     seed: int = _told(1, "of training tasks, sampling and the adapter")
     control: bool = _told(False, "shuffle the scores before they are learned from: nothing must be learned")
-    rounds: int = _told(4, "batches to train on")
+    rounds: int = _told(4, "batches to train on, at most")
+    tokens: int = _told(0, "sampled tokens to train on in all: the last round is smaller; 0: all rounds are made")
     groups: int = _told(12, "groups of a round")
     group_size: int = _told(8, "rollouts of a group")
     steps: int = _told(1, "that a rollout may take: with 2, an answer that is no working code may be mended")
@@ -51,6 +52,7 @@ class Plan:
     sets: tuple[str, ...] = _told(SETS, "data sets of reasoning_gym")
     scoring: str = _told("correctness", "as env.scoring_strategy")
     held_out: int = _told(12, "tasks of each set that are measured and never trained on")
+    measured: str = _told("rounds", "when held-out tasks are: after all rounds, or at both ends alone")
     samples: int = _told(1, "rollouts of each held-out task")
     learning_rate: float = _told(1e-3, "of AdamW")
     epochs: int = _told(2, "how often a batch is gone through")
@@ -69,6 +71,7 @@ class Run:
         self._name, self._weights, self._tokenizer = "", Path(), ""
         self._api_port, self._model_port = _free_ports()
         self._api_url = f"http://127.0.0.1:{self._api_port}"
+        self._groups = plan.groups  # of the round that is under way
         self._trainer: Process | None = None
         self._server: Process | None = None
         self._served = -1  # the version that the server has
@@ -82,15 +85,17 @@ class Run:
             ends.callback(self._stop)
             for done in range(self.plan.rounds + 1):
                 began = time.monotonic()
-                self._measure(done)
+                groups = self._due(done + 1)
+                if self.plan.measured == "rounds" or done == 0 or not groups:
+                    self._measure(done)
                 page()
-                if done == self.plan.rounds:
+                if not groups:
                     break
                 if took and time.monotonic() + max(took) > until:
                     self.say(f"stopped after round {done}: the next one would end too late; run it again to go on")
                     return False
                 fresh = not self._step(done + 1).exists()
-                self._round(done + 1)
+                self._round(done + 1, groups)
                 if fresh:
                     took.append(time.monotonic() - began)
                     self._tell_next(done + 1, took)
@@ -158,13 +163,28 @@ class Run:
                 break
         raise Broken(evaluate.why("gave up"))
 
-    def _round(self, number: int) -> None:
+    def _due(self, number: int) -> int:
+        """How many groups that round has, 0 if the run is done. The last one gets so many as are likely to use the
+        budget of tokens up, by those of the round before."""
+        plan = self.plan
+        if number > plan.rounds or not plan.tokens or number == 1:
+            return plan.groups * (number <= plan.rounds)
+        steps = [self._told(done) for done in range(1, number)]
+        left = plan.tokens - sum(told["check"]["tokens"] for told in steps)
+        each = steps[-1]["check"]["tokens"] / steps[-1]["groups"]
+        return max(0, min(plan.groups, round(left / each)))
+
+    def _round(self, number: int, groups: int) -> None:
         """Rollouts by the policy before, and a training step on them."""
         if not self._step(number).exists():
-            self.say(f"round {number} of {self.plan.rounds}: {self.plan.groups} groups of {self.plan.group_size}")
+            self.say(f"round {number} of {self.plan.rounds}: {groups} groups of {self.plan.group_size}")
+            if groups != self._groups and self._trainer is not None:
+                self._trainer.stop()
+                self._trainer = None  # the next one asks for batches of the new size
+            self._groups = groups
             self._serve_model(number - 1)
             self._trained(number)
-        told = json.loads(self._step(number).read_text("utf-8"))
+        told = self._told(number)
         losses = told["losses"]
         loss = f"loss {losses[0]:+.4f} to {losses[-1]:+.4f}" if losses else "nothing to learn from"
         self.say(
@@ -212,7 +232,7 @@ class Run:
         api.keep()
         run_api = RunApi(self._api_url)
         try:
-            return max(0, self.plan.groups - run_api.waiting()) if run_api.registered() else 0
+            return max(0, self._groups - run_api.waiting()) if run_api.registered() else 0
         except NO_ANSWER:
             return 0
 
@@ -230,7 +250,7 @@ class Run:
         if self._trainer is None:
             plan = self.plan
             words: list[object] = ["--url", self._api_url, "--weights", self._weights, "--folder", self._policy]
-            words += ["--algorithm", plan.algorithm, "--batch-size", plan.groups * plan.group_size]
+            words += ["--algorithm", plan.algorithm, "--batch-size", self._groups * plan.group_size]
             words += ["--steps", plan.rounds, "--learning-rate", plan.learning_rate, "--epochs", plan.epochs]
             words += ["--longest", plan.longest, "--seed", plan.seed, *(["--shuffled"] if plan.control else [])]
             self._trainer = self._process("trainer", "examples.learn.trainer", *words)
@@ -296,6 +316,10 @@ class Run:
     def _step(self, number: int) -> Path:
         return self._policy / f"step-{number}.json"
 
+    def _told(self, number: int) -> Any:
+        """What the trainer told of that round."""
+        return json.loads(self._step(number).read_text("utf-8"))
+
     def _stop(self) -> None:
         for process in (self._trainer, self._server):
             if process is not None:
@@ -307,7 +331,8 @@ class Run:
         left = self.plan.rounds - done
         if left:
             ends = f"round {done + 1} will be trained at about {now + each:%H:%M}"
-            self.say(f"{ends}, all {self.plan.rounds} at about {now + left * each:%H:%M}")
+            whole = f", all {self.plan.rounds} at about {now + left * each:%H:%M}"
+            self.say(ends + whole * (not self.plan.tokens))
 
 
 def _free_ports() -> tuple[int, int]:

@@ -273,7 +273,7 @@ def a_run(folder: Path, *, control: bool = False, sets: tuple[str, ...] = SETS) 
     """As a run of one round leaves it, with a model that writes markup, before its second batch is trained on."""
     measured, trained = made(1, sets)
     folder.mkdir()
-    plan = {"model": "m<script>", "algorithm": "grpo", "control": control, "sets": sets}
+    plan = {"model": "m<script>", "algorithm": "grpo", "control": control, "sets": sets, "rounds": 4}
     (folder / "learn.json").write_text(json.dumps(plan))
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in measured + trained))
     for version in (0, 1):
@@ -339,6 +339,25 @@ def test_runs_of_different_sets_are_on_one_page(tmp_path: Path) -> None:
         assert [run for run in ("one", "two") if f"{run}, round 1" in chart] == runs
     assert 'stroke="#059669"' in page.split('class="title">chain_sum<')[1].split("</svg>")[0], "as in the legend"
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_run_that_was_measured_at_its_ends_has_two_points(tmp_path: Path) -> None:
+    a_run(tmp_path / "seed-1")
+    (tmp_path / "seed-1" / "eval-1").rename(tmp_path / "seed-1" / "eval-3")
+    page = write_page(tmp_path).read_text()
+    assert "after round 3: right" in page
+    assert "seed-1, round 3: 100.0%" in page
+    assert "<td>100.0% (72.2% to 100.0%)<td>3<td>" in page
+
+
+@pytest.mark.parametrize(("measured", "when"), [("rounds", [0, 1, 2, 3]), ("ends", [0, 3])])
+def test_held_out_tasks_are_measured_when_the_plan_says(run: Any, measured: str, when: list[int]) -> None:
+    run.plan = Plan(rounds=3, measured=measured)
+    versions: list[int] = []
+    run._prepare, run._measure = lambda: None, versions.append
+    run._round = lambda number, groups: (run._policy / f"step-{number}.json").write_text("{}")
+    assert run.go(float("inf"), lambda: None)
+    assert versions == when
 
 
 def test_a_run_does_not_end_because_its_page_cannot_be_drawn(
@@ -568,6 +587,30 @@ def test_serve_gets_the_curriculum(run: Any, tmp_path: Path) -> None:
     run._orchestrator = lambda command, folder, *given: words.extend(given)
     run._serve(2)
     assert words[words.index("--env.curriculum") + 1] == "none"
+
+
+def test_a_budget_of_tokens_ends_a_run_with_a_smaller_round(run: Any) -> None:
+    run.plan = Plan(groups=10, rounds=8, tokens=2_500)
+    assert run._due(1) == 10, "nothing was sampled yet"
+    for number, (tokens, groups) in enumerate([(1_000, 10), (900, 9), (500, 5)], 1):
+        told = {"groups": groups, "check": {"tokens": tokens}}
+        (run._policy / f"step-{number}.json").write_text(json.dumps(told))
+        assert run._due(number + 1) == {1: 10, 2: 6, 3: 1}[number], "by the tokens that are left"
+    (run._policy / "step-3.json").write_text(json.dumps({"groups": 5, "check": {"tokens": 590}}))
+    assert run._due(4) == 0, "less than half a group is left"
+    run.plan = Plan(groups=10, rounds=3)
+    assert [run._due(number) for number in (1, 3, 4)] == [10, 10, 0]
+
+
+def test_a_smaller_round_gets_a_trainer_for_smaller_batches(run: Any) -> None:
+    trainer, _, _ = rounds_processes(run, [])
+    told = {"reward": 0, "groups": 2, "groups_learned_from": 0, "losses": [], "check": {"mean": 0.0}}
+    run._trained = lambda number: (run._policy / f"step-{number}.json").write_text(json.dumps(told))
+    run._round(1, 2)
+    assert run._trainer is trainer
+    run._round(2, 1)
+    assert trainer.stopped
+    assert run._groups == 1
 
 
 def test_the_end_of_the_time_has_an_exit_code_of_its_own(

@@ -23,6 +23,7 @@ _SECCOMP_MODE_FILTER = 2
 _SETNS = {"x86_64": 308, "aarch64": 268}
 _LOAD_NUMBER, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_RET|BPF_K
 _ALLOW, _EPERM = 0x7FFF0000, 0x00050001
+_STEP_BYTES = 8  # struct sock_filter
 _loaded = dlopen(None, 0)  # type: ignore[arg-type]
 
 
@@ -45,10 +46,17 @@ class _Program(Structure):
     _fields_ = (("length", _Short), ("instructions", _Bytes))
 
 
-def libc(name: str, *arguments: object) -> None:
-    """Calls a function of the C library that returns 0. Raises OSError if it does not."""
-    if _Function(dlsym(_loaded, name))(*arguments) != 0:
+def libc(name: str, *arguments: object) -> int:
+    """Calls a function of the C library that returns no number below 0. Raises OSError if it does."""
+    number: int = _Function(dlsym(_loaded, name))(*arguments)
+    if number < 0:
         raise OSError(get_errno(), name)
+    return number
+
+
+def filter_calls(code: bytes) -> None:
+    """By this program of the kernel's, for this process and all that come from it. Raises OSError."""
+    libc("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, byref(_Program(len(code) // _STEP_BYTES, code)), 0, 0)
 
 
 def refuse_namespaces() -> None:
@@ -60,4 +68,4 @@ def refuse_namespaces() -> None:
         operation.to_bytes(2, sys.byteorder) + bytes((met, unmet)) + value.to_bytes(4, sys.byteorder)
         for operation, met, unmet, value in steps
     )
-    libc("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, byref(_Program(len(steps), code)), 0, 0)
+    filter_calls(code)

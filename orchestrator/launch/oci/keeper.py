@@ -10,11 +10,14 @@ It talks JSON, a line each, over the socket at descriptor 0:
     → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
       with "root" and "agent", if it is to write to its root: as in `mounts`; and with "state", if layers of
       it, from the place "at" on, are what the containers "of", which have ended, wrote to theirs: as in `state`
-      or, where they are "copied", stand still
+      or, where they are "copied", stand still; with "parent", if it is one to fork sandboxes from: the folder
+      of its image, and the ids of its user namespace
+    → {"call": 5, "start": NAME, "bundle": FOLDER, "from": PARENT}     as above, forked from that one
     → {"call": 2, "kill": NAME}                        ← {"call": 2}, and when it has ended, the last line below
     → {"call": 4, "pause": NAME, "still": true}        ← {"call": 4} or {"call": 4, "error": TEXT}
     → {"call": 3, "remove": NAME}                      ← {"call": 3, "existed": true} or {"call": 3, "error": TEXT}
                                                        ← {"ended": NAME, "status": WAIT_STATUS, "said": TEXT}
+                                                       ← {"lost": NAME, "said": TEXT}     with its parent
 
 Only the standard library is imported, and little of it: it starts with every launcher.
 """
@@ -31,6 +34,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+if __name__ == "__main__":
+    sys.path.append(__file__.rsplit(os.sep, 4)[0])
+
+from orchestrator.launch.oci import groups
 
 CALL_S = 60.0  # a runtime that takes longer is killed
 _LAST_S = 120.0  # when the orchestrator is gone: what is not removed by then is left to the reaper
@@ -83,6 +91,11 @@ class _Container:
         self.copies: list[tuple[str, str]] = []  # (whose root it is of, folder), which are layers of this one's
         self.deleting = False
         self.removals: list[int] = []  # the calls that ask for its removal
+        self.call = 0  # the call that starts it
+        self.is_parent = False  # its image is mounted
+        self.line: Any = None  # of a parent
+        self.parent = ""  # the name of the one that it is forked from
+        self.pidfd = self.sealed = -1  # of one that is forked
 
 
 class Keeper:
@@ -162,6 +175,10 @@ class Keeper:
     def _start(self, request: dict[str, Any]) -> None:
         call, name, bundle = request["call"], request["start"], request["bundle"]
         container = self._containers[name] = _Container(starting=True)
+        container.call = call
+        if "from" in request:
+            self._fork(container, name, bundle, request["from"])
+            return
         pid_file = os.path.join(bundle, "pid")
         argv = ["run", "--detach", "--bundle", bundle, "--pid-file", pid_file, name]
         passed = -1
@@ -176,19 +193,159 @@ class Keeper:
                 self._tell(call=call, error=f"no writable root: {error.strerror}")
                 self._remove_if_wanted(name)
                 return
+        elif "parent" in request:
+            argv[1:1] = ["--preserve-fds", "1"]
+            try:
+                passed = self._make_parent(container, name, **request["parent"])
+            except OSError as error:
+                self._fails(name, f"no parent: {error.strerror}")
+                return
         try:
             self._call(argv, lambda status, output: self._started(call, name, pid_file, status, output), passed)
         finally:
             if passed >= 0:
                 os.close(passed)
 
-    def _make_root(self, bundle: str, request: dict[str, Any]) -> int:
-        """The descriptor of the agent's user namespace."""
+    # ------------------------------------------------------------ parents, and what is forked from them
+
+    def _make_parent(
+        self, container: _Container, name: str, lower: str, maps: Sequence[str], owner: int
+    ) -> int:
+        """The descriptor of its end of the line. Raises OSError."""
+        from orchestrator.launch.oci import forking, mounts
+
+        self._own_mounts()
+        container.is_parent = True
+        mounts.make_shifted(name, lower, maps, owner)
+        container.line, theirs = forking.line()
+        self._selector.register(container.line, selectors.EVENT_READ, lambda: self._hear_parent(container, name))
+        return theirs
+
+    def _fork(self, container: _Container, name: str, bundle: str, parent: str) -> None:
+        from orchestrator.launch.oci import forking
+
+        container.parent = parent
+        source = self._containers.get(parent)
+        opened: list[int] = []
+        try:
+            if source is None or source.line is None or not source.pid:
+                raise OSError(0, "its parent has ended")
+            with open(os.path.join(bundle, "config.json"), "rb") as file:
+                config = json.load(file)
+                in_groups = groups.make_groups(config, os.path.join(self._state, name))
+                opened += in_groups
+                trees = {place: forking.sealed_tree(folder) for place, folder in forking.bound(config)}
+                opened += trees.values()
+                container.output.readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                opened.append(writable)
+                os.set_blocking(writable, True)
+                container.sealed, tell_sealed = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                opened.append(tell_sealed)
+                source.line.ask(name, trees, [file.fileno(), writable, tell_sealed, *in_groups])
+        except OSError as error:
+            self._fails(name, error.strerror or str(error))
+            return
+        finally:
+            for number in opened:
+                os.close(number)
+        self._selector.register(container.output.readable, selectors.EVENT_READ, lambda: self._read(container.output))
+        self._selector.register(container.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, name))
+
+    def _hear_parent(self, container: _Container, name: str) -> None:
+        from orchestrator.launch.oci import forking
+
+        told = None
+        with contextlib.suppress(OSError):
+            told = container.line.hear()
+        if told is None:
+            self._hang_up_on(container)
+            self._kill(name)
+        elif isinstance(told, forking.Forked):
+            forked = self._containers[told.name]
+            forked.pid, forked.pidfd = told.pid, told.pidfd
+            self._stands(forked)
+        elif "ready" in told:
+            self._tell(call=container.call, pid=container.pid)
+        elif "unfit" in told:
+            self._tell(call=container.call, error=f"nothing can be forked: {told['unfit']}")
+        elif "refused" in told:
+            self._fails(told["refused"], told["why"])
+        else:
+            self._forked_ended(told["ended"], told["status"])
+
+    def _hear_sealed(self, container: _Container, name: str) -> None:
+        """It is sealed, or has ended before, which its parent tells."""
+        self._selector.unregister(container.sealed)
+        is_sealed = bool(os.read(container.sealed, 1))
+        os.close(container.sealed)
+        container.sealed = -1
+        if is_sealed:
+            container.starting = False
+            self._stands(container)
+
+    def _stands(self, container: _Container) -> None:
+        """Tells that it was started, when it is known which process it is and that it is sealed."""
+        if container.pid and not container.starting:
+            self._tell(call=container.call, pid=container.pid)
+
+    def _forked_ended(self, name: str, status: int) -> None:
+        container = self._containers[name]
+        if container.starting:
+            container.has_ended = True
+            self._fails(name, container.output.last_words() or f"it ended with {_end(status)}")
+        else:
+            self._ended(name, status)
+
+    def _lose_forked(self, parent: _Container, name: str) -> None:
+        """The parent has ended, and the kernel has ended all that was forked from it. What it told before counts."""
+        while parent.line.fileno() >= 0:
+            self._hear_parent(parent, name)
+        for each, container in list(self._containers.items()):
+            if container.parent != name or container.has_ended or not (container.starting or container.pid):
+                continue
+            container.pid, container.has_ended = 0, True
+            if container.starting:
+                self._fails(each, "its parent has ended")
+            else:
+                self._tell(lost=each, said="the process that it was forked from has ended")
+                self._remove_if_wanted(each)
+
+    def _fails(self, name: str, why: str) -> None:
+        container = self._containers[name]
+        container.starting, container.pid = False, 0
+        self._close_forked(container)
+        self._tell(call=container.call, error=why)
+        self._remove_if_wanted(name)
+
+    def _hang_up_on(self, parent: _Container) -> None:
+        if parent.line.fileno() >= 0:
+            self._selector.unregister(parent.line)
+            parent.line.close()
+
+    def _close_forked(self, container: _Container) -> None:
+        if container.sealed >= 0:
+            with contextlib.suppress(KeyError):  # it was not listened to yet
+                self._selector.unregister(container.sealed)
+            os.close(container.sealed)
+        if container.pidfd >= 0:
+            os.close(container.pidfd)
+        container.sealed = container.pidfd = -1
+
+    # ------------------------------------------------------------ writable roots
+
+    def _own_mounts(self) -> None:
+        """What is mounted from here on is seen by nobody else. Raises OSError."""
         from orchestrator.launch.oci import mounts
 
         if not self._has_mounts:
             mounts.leave_mounts()
             self._has_mounts = True
+
+    def _make_root(self, bundle: str, request: dict[str, Any]) -> int:
+        """The descriptor of the agent's user namespace."""
+        from orchestrator.launch.oci import mounts
+
+        self._own_mounts()
         with mounts.user_namespace(mounts.AgentNamespace(**request["agent"])) as namespace:
             root = mounts.WritableRoot(**request["root"])
             if "state" in request:
@@ -229,9 +386,9 @@ class Keeper:
         pid = _number(pid_file) if status == 0 else 0
         end = self._strays.pop(pid, None)
         container.pid = 0 if end is not None else pid
-        if pid:
+        if pid and container.line is None:
             self._tell(call=call, pid=pid)
-        else:
+        elif not pid:
             reason = f"it ended with {_end(status)}" if status else "it reported no process id"
             self._tell(call=call, error=output.last_words() or reason)
         if not any(other.starting for other in self._containers.values()):
@@ -245,6 +402,8 @@ class Keeper:
         """Its pid 1 was waited for: from now on that number is another's."""
         container = self._containers[name]
         container.pid, container.has_ended = 0, True
+        if container.line is not None:
+            self._lose_forked(container, name)
         if container.root:
             from orchestrator.launch.oci.mounts import show_written
 
@@ -265,8 +424,13 @@ class Keeper:
             self._kill(name)
             return
         container.deleting = True
-        if container.has_ended and _cleared(os.path.join(self._state, name)):
+        state = os.path.join(self._state, name)
+        if (container.has_ended or container.parent) and groups.clear(state):
             self._deleted(name, 0, _Output())
+        elif groups.is_forked(state):
+            output = _Output()
+            output.tail = b"its control groups are still in use"
+            self._deleted(name, 1, output)
         else:
             self._call(("delete", "--force", name), lambda status, output: self._deleted(name, status, output))
 
@@ -274,7 +438,11 @@ class Keeper:
         """Kills its pid 1, and with it all that runs in it: it has ended when none of them is left."""
         container = self._containers.get(name)
         if container is not None and container.pid:
-            os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
+            if container.pidfd >= 0:
+                with contextlib.suppress(ProcessLookupError):  # its parent is about to tell
+                    signal.pidfd_send_signal(container.pidfd, signal.SIGKILL)
+            else:
+                os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
             container.killed = True
             if container.still:  # what stands still does not end
                 self._pause(0, name, False)
@@ -310,11 +478,18 @@ class Keeper:
             from orchestrator.launch.oci.mounts import remove_root
 
             remove_root(container.root)
+        if container.is_parent:
+            from orchestrator.launch.oci.mounts import remove_shifted
+
+            remove_shifted(name)
         self._remove_copies(container)
         for each in (output, container.output):
             self._forget(each)
             if each.readable >= 0:
                 os.close(each.readable)
+        if container.line is not None:
+            self._hang_up_on(container)
+        self._close_forked(container)
         for call in container.removals:
             self._tell(call=call, **answer)
 
@@ -384,25 +559,6 @@ class Keeper:
         return None if due == math.inf else max(0.0, due - time.monotonic())
 
 
-def _cleared(folder: str) -> bool:
-    """Does what `runc delete` would for a container of which no process is left, and starts no program for it: its
-    control groups go, and what runc remembers in this folder. False: the runtime has to; it is not runc, or
-    something is left."""
-    file = os.path.join(folder, "state.json")
-    try:
-        with open(file) as text:
-            groups = {*json.load(text)["cgroup_paths"].values()}
-        for group in groups:
-            # runc names groups, too, that an ordinary user's sandbox never had.
-            with contextlib.suppress(FileNotFoundError):
-                os.rmdir(group)
-        os.unlink(file)  # last but the folder: until then `runc delete` knows the container
-        os.rmdir(folder)
-    except (OSError, ValueError, LookupError):
-        return False
-    return True
-
-
 def _number(file: str) -> int:
     """0: there is none."""
     try:
@@ -418,7 +574,6 @@ def _end(status: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.append(__file__.rsplit(os.sep, 4)[0])  # for `mounts`, which is imported where it is needed
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.personality(_ADDR_NO_RANDOMIZE)  # inherited: Python's addresses are the same in all sandboxes

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable, LaunchError, RolloutError
 from orchestrator.launch.base import Command, Program, State
@@ -28,6 +28,7 @@ from orchestrator.launch.listeners import serving
 from orchestrator.launch.names import is_gvisor, is_path
 from orchestrator.launch.oci.accounts import account, home
 from orchestrator.launch.oci.bundle import bundle
+from orchestrator.launch.oci.call_filter import FILTER, encoded
 from orchestrator.launch.oci.commands import command_arguments, request
 from orchestrator.launch.oci.leftovers import remember, remove_containers, runtime_command
 from orchestrator.launch.oci.machine import (
@@ -38,8 +39,9 @@ from orchestrator.launch.oci.machine import (
     runtime_version,
     why_no_containers,
 )
-from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
+from orchestrator.launch.oci.mounts import MERGED, SHIFTED, UPPER, WRITTEN
 from orchestrator.launch.oci.namespaces import Namespaces
+from orchestrator.launch.oci.parents import ID_MAP, OWNER, Parents, parent_bundle
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
@@ -63,12 +65,21 @@ _BETWEEN_REMOVALS = Backoff(first_s=0.3, most_s=3.0)
 
 
 class OciLauncher(ContainerLauncher[OciSandbox]):
-    """A `Launcher`. `runtime`: the program's name or path."""
+    """A `Launcher`. `runtime`: the program's name or path. `start`: whether each sandbox is run by it, or forked
+    from a parent that was; those with a writable root are run."""
 
     def __init__(
-        self, run_id: str, *, runtime: str = USUAL[0], store: ImageStore | None = None, **options: Any
+        self,
+        run_id: str,
+        *,
+        runtime: str = USUAL[0],
+        start: Literal["run", "fork"] = "run",
+        store: ImageStore | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(run_id, **options)
+        self._forks = start == "fork"
+        self._parents = Parents(self._start_parent, self._try_removal)
         self._runtime_name = runtime
         self._store = store or ImageStore()
         self._images: dict[str, StoredImage] = {}
@@ -184,7 +195,21 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         await self._open()
         contents = self._contents[image.digest]
         more = self._write_bundle(sandbox.name, image, contents, spec, hardening, sandbox.uids)
+        if self._forks and hardening.root is None:
+            sandbox.parent = await self._parents.lease(image)
+            more = {"from": sandbox.parent}
         await self._start_bundle(sandbox, image, spec, hardening, more)
+
+    async def _start_parent(self, name: str, image: StoredImage) -> None:
+        """Raises LaunchError."""
+        folder, contents = self._folder(name), self._contents[image.digest]
+        config = parent_bundle(Path(SHIFTED, name), contents, path_beside_ours(name))
+        try:
+            _write_config(folder, config)
+        except OSError as error:
+            raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
+        more = {"lower": str(image.root), "maps": (ID_MAP, ID_MAP), "owner": OWNER}
+        await (await self._open()).start(name, folder, {"parent": more})
 
     async def _start_command(
         self, sandbox: OciSandbox, spec: SandboxSpec, command: Command, state: State | None, stack: AsyncExitStack
@@ -266,7 +291,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         begun_s = asyncio.get_running_loop().time()
         pid = await runtime.start(sandbox.name, self._folder(sandbox.name), more)
         clock = sandbox.runs(pid, begun_s)
-        if more:
+        if "root" in more:
             sandbox.upper = runtime.seen_by_keeper(self._folder(sandbox.name) / WRITTEN / UPPER)
             sandbox.lowers = (*map(Path, spec.layers), image.root)
         unseen = UNTOLD_BY_GVISOR if is_gvisor(self._runtime_name) else NO_MEASURES
@@ -294,6 +319,8 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         del self._live[sandbox.name]
         if await self._try_removal(sandbox.name) and not sandbox.is_guest:
             self._uids.release(sandbox.uids)
+            if sandbox.parent:
+                await self._parents.release(sandbox.parent)
 
     async def _try_removal(self, name: str) -> bool:
         if self._runtime is None:  # none was made
@@ -360,7 +387,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         return more
 
     def _config(self, name: str, root: Path, contents: Contents, demands: Hardening) -> dict[str, Any]:
-        return bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
+        config = bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
+        if self._forks and demands.root is None:
+            config["annotations"] = {FILTER: encoded(config["linux"]["seccomp"])}
+        return config
 
     def _find(self, name: str) -> StoredImage | None:
         """In the store, or unpacked into it if `name` is the path of an image. Blocks."""

@@ -19,6 +19,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
+# Where the images of parents are mounted. Here it is an empty folder: each keeper has mounts of its own in it. Every
+# user may pass through it, as root of a parent's user namespace is none that this machine knows.
+SHIFTED = "/run/rollout-orchestrator"
 MERGED, WRITTEN, UPPER = "merged", "written", "upper"
 _RESERVE, _RESERVED = "reserve", 64  # folders, each with a block of its own
 OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
@@ -221,18 +224,51 @@ def _loop_device(file: int) -> int:
 
 def _lower(folder: str, target: str, namespace: int | None) -> str:
     """Mounts `folder` at `target`, which it returns; with the ids of the namespace, if there is one."""
-    tree = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(folder), _OPEN_TREE_CLONE | os.O_CLOEXEC)
-    _demand(tree, f"a copy of the mount of {folder}")
+    tree = detached(folder, 0 if namespace is None else _MOUNT_ATTR_RDONLY, namespace)
     try:
-        if namespace is not None:
-            attributes = struct.pack("=QQQQ", _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_RDONLY, 0, 0, namespace)
-            changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
-            _demand(changed, f"other ids for {folder} (it takes Linux 5.19 and a file system like ext4 or xfs)")
         moved = _libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
         _demand(moved, f"a mount at {target}")
     finally:
         os.close(tree)
     return target
+
+
+def detached(folder: str, attributes: int, namespace: int | None = None) -> int:
+    """The descriptor of a mount of `folder` that is nowhere yet, with these attributes (`mount_setattr`), and with
+    the ids of the namespace, if there is one. Raises OSError."""
+    tree: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(folder), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    _demand(tree, f"a copy of the mount of {folder}")
+    if not attributes:
+        return tree
+    if namespace is not None:
+        attributes |= _MOUNT_ATTR_IDMAP
+    told = struct.pack("=QQQQ", attributes, 0, 0, namespace or 0)
+    try:
+        changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, told, len(told))
+        _demand(changed, f"other ids for {folder} (it takes Linux 5.19 and a file system like ext4 or xfs)")
+    except OSError:
+        os.close(tree)
+        raise
+    return tree
+
+
+def make_shifted(name: str, source: str, maps: Sequence[str], owner: int) -> None:
+    """Mounts SHIFTED/NAME: `source`, read-only, with the ids of user namespaces that have these maps. `owner`: any
+    uid that nobody has. Raises OSError; then `remove_shifted` clears away the rest."""
+    os.makedirs(SHIFTED, mode=0o711, exist_ok=True)
+    if not os.path.ismount(SHIFTED):
+        _mount("tmpfs", SHIFTED, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=64k,mode=0711")
+    os.mkdir(place := os.path.join(SHIFTED, name))
+    with user_namespace(AgentNamespace(owner, maps, 1)) as namespace:
+        _lower(source, place, namespace)
+
+
+def remove_shifted(name: str) -> None:
+    """Idempotent."""
+    place = os.path.join(SHIFTED, name)
+    _libc.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+    with suppress(OSError):
+        os.rmdir(place)
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:

@@ -154,6 +154,9 @@ class Runtime:
         if "ended" in message:
             if (sandbox := self._live.get(message["ended"])) is not None:
                 sandbox.ended(int(message["status"]), str(message["said"]))
+        elif "lost" in message:
+            if (sandbox := self._live.get(message["lost"])) is not None:
+                sandbox.lose(SandboxLostError(str(message["said"])))
         elif (answer := self._answers.get(message["call"])) is not None and not answer.done():
             answer.set_result(message)
 

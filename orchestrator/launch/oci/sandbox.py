@@ -39,6 +39,7 @@ class OciSandbox(ContainerSandbox):
         self._pause = pause  # gets the name, and whether it is to stand still
         self.is_guest = is_guest  # it has the uids of another one, which keeps them
         self._kill = kill  # gets the name
+        self.parent = ""  # the name of the one that it was forked from
         self.pid = 0  # of its pid 1, here
         self.last_words = ""  # the end of what it printed; known when it has ended; untrusted
         self.kills: Path | None = None  # the kernel's count of processes killed for memory; None: there is none

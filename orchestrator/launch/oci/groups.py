@@ -1,0 +1,100 @@
+"""Control groups of a sandbox that no OCI runtime makes: v1, v2, or both together.
+
+Runs in the keeper. Only the standard library is imported.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+_CGROUPS = "/sys/fs/cgroup"
+_OF_V1 = ("memory", "pids", "cpu", "cpuacct", "freezer")
+_STATE = "state.json"
+
+
+def make_groups(config: Mapping[str, Any], state: str) -> list[int]:
+    """Descriptors of the files that a process writes itself to, one for each hierarchy. `config`: the bundle's.
+    `state`: a folder that is made, and keeps what `clear` needs. Raises OSError; then `clear` is due, too."""
+    path: str = config["linux"].get("cgroupsPath", "")
+    groups = dict(_places(path)) if path else {}
+    os.mkdir(state)
+    with open(os.path.join(state, _STATE), "w") as file:
+        json.dump({"forked": True, "cgroup_paths": groups}, file)
+    limits = dict(_limits(config["linux"]["resources"]))
+    descriptors: list[int] = []
+    try:
+        for group in groups.values():
+            os.mkdir(group)
+            for name, value in limits.items():
+                file_name = os.path.join(group, name)
+                if os.path.exists(file_name):
+                    with open(file_name, "w") as limit:
+                        limit.write(value)
+            descriptors.append(os.open(os.path.join(group, "cgroup.procs"), os.O_WRONLY | os.O_CLOEXEC))
+    except OSError as error:
+        for number in descriptors:
+            os.close(number)
+        raise OSError(error.errno, f"a control group: {error.strerror}") from error
+    return descriptors
+
+
+def clear(state: str) -> bool:
+    """Does what `runc delete` would for a container of which no process is left, and starts no program for it: its
+    control groups go, and what is remembered of it in this folder. False: the runtime has to; it is not runc, or
+    something is left."""
+    file = os.path.join(state, _STATE)
+    try:
+        with open(file) as text:
+            groups = {*json.load(text)["cgroup_paths"].values()}
+        for group in groups:
+            # runc names groups, too, that an ordinary user's sandbox never had.
+            with suppress(FileNotFoundError):
+                os.rmdir(group)
+        os.unlink(file)  # last but the folder: until then `runc delete` knows the container
+        os.rmdir(state)
+    except (OSError, ValueError, LookupError):
+        return False
+    return True
+
+
+def is_forked(state: str) -> bool:
+    """Whether no runtime knows the container, because it was forked."""
+    try:
+        with open(os.path.join(state, _STATE)) as text:
+            return bool(json.load(text).get("forked"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _places(path: str) -> Iterator[tuple[str, str]]:
+    """(hierarchy, folder). `path`: of the group, or its name beside that of this process."""
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, kind, own = line.rstrip("\n").split(":", 2)
+            if not kind:
+                mounted = _CGROUPS if os.path.exists(os.path.join(_CGROUPS, "cgroup.controllers")) else ""
+            elif any(name in _OF_V1 for name in kind.split(",")):
+                mounted = os.path.join(_CGROUPS, kind)
+            else:
+                continue
+            if mounted:
+                place = path.lstrip("/") if path.startswith("/") else os.path.join(own.lstrip("/"), path)
+                yield kind, os.path.join(mounted, place)
+
+
+def _limits(resources: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(file, what is written to it), of v1 and v2, in the order in which the kernel takes them."""
+    if memory := resources.get("memory"):
+        yield "memory.limit_in_bytes", str(memory["limit"])
+        yield "memory.max", str(memory["limit"])
+        if "swap" in memory:
+            yield "memory.memsw.limit_in_bytes", str(memory["swap"])
+            yield "memory.swap.max", str(memory["swap"] - memory["limit"])
+    if cpu := resources.get("cpu"):
+        yield "cpu.cfs_period_us", str(cpu["period"])
+        yield "cpu.cfs_quota_us", str(cpu["quota"])
+        yield "cpu.max", f"{cpu['quota']} {cpu['period']}"
+    if pids := resources.get("pids"):
+        yield "pids.max", str(pids["limit"])

@@ -1,0 +1,213 @@
+"""What a process that was forked from a parent does to be sealed: it carries out the configuration of a bundle, as
+an OCI runtime would for a process that it starts.
+
+The process is root of the parent's user namespace and pid 1 of its own processes. Each part must succeed; pid 1
+then reads what became of it (`pid1.confinement`), as in any other sandbox. Only calls of the kernel are made.
+"""
+
+import base64
+import fcntl
+import json
+import os
+import resource
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sandbox.pid1.filter import filter_calls, libc
+
+if TYPE_CHECKING:
+    from sandbox.boot.parent import Request
+
+FILTER = "sandbox.filter"  # the annotation with the filter of system calls, compiled, in base64
+_MOST_BYTES = 1 << 20
+_ROOT = "/run/channel"  # where the new root is made: a folder that every image has
+_RUNTIME = "/opt/sandbox"
+_PROGRAM = ["/opt/sandbox/bin/python", "-P", "/opt/sandbox/app/sandbox/__main__.py"]
+
+_NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000  # mounts, groups, host name, IPC, network
+_READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+_FLAGS = {
+    "ro": _READ_ONLY,
+    "nosuid": _NO_SUID,
+    "nodev": _NO_DEVICES,
+    "noexec": _NO_PROGRAMS,
+    "bind": _BIND,
+    "relatime": 1 << 21,
+    "strictatime": 1 << 24,
+}
+_DETACH = 2
+_OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same for all architectures
+_CLONE_TREE, _HERE, _EMPTY_FROM = 1, -100, 4
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "core": "/proc/kcore",
+    "ptmx": "pts/ptmx",
+}
+_BOUNDING_DROP, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 24, 38, 47, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7}
+_UP, _GET_FLAGS, _SET_FLAGS = 1, 0x8913, 0x8914  # of a network interface
+
+
+def enter(request: "Request", but_not: Sequence[int]) -> list[str]:
+    """The arguments of the program, which the caller is to run. Descriptors `but_not` are not the child's.
+
+    Raises OSError where a part cannot be had; then nothing has been run. Does not return if the program is not pid
+    1 of a sandbox: then it is executed.
+    """
+    for number in but_not:
+        os.close(number)
+    os.dup2(request.output, 1)
+    os.dup2(request.output, 2)
+    for group in request.groups:
+        os.write(group, b"0")  # the right to was checked when the keeper opened it
+    config = json.loads(os.pread(request.configuration, _MOST_BYTES, 0))
+    process, linux = config["process"], config["linux"]
+    libc("unshare", _NEW)
+    os.setsid()
+    socket.sethostname(config["hostname"])
+    _raise_loopback()
+    _make_root(config, request.mounts)
+    for name, value in (linux.get("sysctl") or {}).items():
+        _write(f"/proc/sys/{name.replace('.', '/')}", value)
+    _close_paths(linux)
+    for name in process["rlimits"]:
+        number = getattr(resource, name["type"], None)
+        resource.setrlimit(_MESSAGE_QUEUES if number is None else number, (name["soft"], name["hard"]))
+    _write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
+    sealed = os.dup2(request.sealed, 3)
+    os.closerange(4, 1 << 20)
+    os.environ.clear()
+    os.environ.update(entry.split("=", 1) for entry in process["env"])
+    _give_up(process["capabilities"]["bounding"])
+    libc("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    filter_calls(base64.b64decode(config["annotations"][FILTER]))
+    os.write(sealed, b"\n")
+    os.close(sealed)
+    arguments: list[str] = process["args"]
+    if arguments[: len(_PROGRAM)] == _PROGRAM:
+        return arguments[len(_PROGRAM) :]
+    os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted
+
+
+_MESSAGE_QUEUES = 12  # RLIMIT_MSGQUEUE, which `resource` may not name
+
+
+def _make_root(config: Mapping[str, Any], trees: Mapping[str, int]) -> None:
+    """The root of the parent once more, with the mounts of this sandbox, and nothing else of the parent's."""
+    _mount(None, "/", None, _REC | _PRIVATE)
+    if "/" in trees:
+        _move(trees["/"], _ROOT)
+    else:
+        runtime = libc("syscall", _OPEN_TREE, _HERE, _RUNTIME.encode(), _CLONE_TREE | os.O_CLOEXEC)
+        trees = {**trees, _RUNTIME: runtime}
+        _mount("/", _ROOT, None, _BIND)
+        _mount(None, _ROOT, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
+    for told in config["mounts"]:
+        _mount_one(told, trees)
+    os.chdir(_ROOT)
+    libc("syscall", _PIVOT_ROOT[os.uname().machine], b".", b".")
+    libc("umount2", b".", _DETACH)
+    os.chdir("/")
+
+
+def _mount_one(told: Mapping[str, Any], trees: Mapping[str, int]) -> None:
+    target, kind, options = told["destination"], told["type"], told["options"]
+    place = _ROOT + target
+    flags = sum(_FLAGS.get(option, 0) for option in options)
+    data = ",".join(option for option in options if option not in _FLAGS)
+    if kind == "bind":
+        os.makedirs(place, exist_ok=True)
+        _move(trees[target], place)
+        _mount(None, place, None, flags | _REMOUNT | _BIND)
+    elif kind == "cgroup":
+        _mount_groups(place, flags)
+    else:
+        os.makedirs(place, exist_ok=True)
+        _mount(kind, place, kind, flags, data)
+        if target == "/dev":
+            _make_devices(place)
+
+
+def _make_devices(place: str) -> None:
+    """The parent's: nobody can make one in a user namespace."""
+    for name in _DEVICES:
+        os.close(os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        _mount(f"/dev/{name}", f"{place}/{name}", None, _BIND)
+        _mount(None, f"{place}/{name}", None, _REMOUNT | _BIND | _NO_SUID | _NO_PROGRAMS)
+    for name, target in _LINKS.items():
+        os.symlink(target, f"{place}/{name}")
+
+
+def _mount_groups(place: str, flags: int) -> None:
+    """The hierarchies that this process has a group of its own in: all of v2, or each of v1."""
+    with open("/proc/self/cgroup") as file:
+        kinds = [line.split(":")[1] for line in file]
+    if kinds == [""]:
+        _mount("cgroup", place, "cgroup2", flags)
+        return
+    _mount("tmpfs", place, "tmpfs", flags & ~_READ_ONLY, "mode=755,size=65536")
+    for kind in kinds:
+        if not kind or kind.startswith("name="):
+            continue
+        os.mkdir(f"{place}/{kind}")
+        _mount("cgroup", f"{place}/{kind}", "cgroup", flags, kind)
+        for name in kind.split(",") if "," in kind else ():
+            os.symlink(kind, f"{place}/{name}")
+    _mount(None, place, None, flags | _REMOUNT | _BIND)
+
+
+def _close_paths(linux: Mapping[str, Any]) -> None:
+    """Those that show the machine are hidden, and those that change it are made read-only, where they exist."""
+    for path in linux["maskedPaths"]:
+        if os.path.isdir(path):
+            _mount("tmpfs", path, "tmpfs", _READ_ONLY)
+        elif os.path.exists(path):
+            _mount("/dev/null", path, None, _BIND)
+    for path in linux["readonlyPaths"]:
+        if os.path.exists(path):
+            _mount(path, path, None, _BIND | _REC)
+            _mount(None, path, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES | _NO_PROGRAMS)
+
+
+def _raise_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        asked = struct.pack("16sH14x", b"lo", 0)
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(any_socket, _GET_FLAGS, asked), 16)
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", flags | _UP))
+
+
+def _give_up(kept: Sequence[str]) -> None:
+    """All capabilities but these, for good."""
+    numbers = {_CAPABILITIES[name] for name in kept}
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    for number in range(last + 1):
+        if number not in numbers:
+            libc("prctl", _BOUNDING_DROP, number, 0, 0, 0)
+    libc("prctl", _AMBIENT, _CLEAR_ALL, 0, 0, 0)
+    bits = sum(1 << number for number in numbers)
+    libc("capset", struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), struct.pack("=6I", bits, bits, 0, 0, 0, 0))
+
+
+def _move(tree: int, target: str) -> None:
+    libc("syscall", _MOVE_MOUNT, tree, b"", _HERE, target.encode(), _EMPTY_FROM)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    try:
+        libc("mount", source and source.encode(), target.encode(), kind and kind.encode(), flags, data.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"mount of {kind or source or 'nothing new'} at {target}") from None
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -55,6 +55,7 @@ def _launcher(kind: str, run_id: str, sandboxes: int) -> Launcher:
         waived=NO_MEASURES,
         allow_localhost_tcp=False,
         oci_runtime=USUAL[0],
+        start="run",
         advise=lambda line: None,
     )
 

@@ -170,8 +170,8 @@ class Run:
         if number > plan.rounds or not plan.tokens or number == 1:
             return plan.groups * (number <= plan.rounds)
         steps = [self._told(done) for done in range(1, number)]
-        left = plan.tokens - sum(told["check"]["tokens"] for told in steps)
-        each = steps[-1]["check"]["tokens"] / steps[-1]["groups"]
+        left: float = plan.tokens - sum(told["check"]["tokens"] for told in steps)
+        each: float = steps[-1]["check"]["tokens"] / steps[-1]["groups"]
         return max(0, min(plan.groups, round(left / each)))
 
     def _round(self, number: int, groups: int) -> None:

@@ -266,6 +266,7 @@ async def _launcher(config: Config) -> AsyncIterator[Launcher]:
         waived=frozenset(env.waive_hardening),
         allow_localhost_tcp=env.allow_localhost_tcp,
         oci_runtime=env.oci_runtime,
+        start=env.start,
         advise=_say,
     )
     try:

@@ -134,6 +134,7 @@ async def _started(kind: str, runtime: str, spec: SandboxSpec) -> Fact:
         waived=NO_MEASURES,
         allow_localhost_tcp=False,
         oci_runtime=runtime,
+        start="run",
         advise=lambda line: None,
     )
     begun = monotonic()

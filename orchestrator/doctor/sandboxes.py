@@ -197,6 +197,7 @@ async def _check_start(settings: SandboxSettings, spec: SandboxSpec, localhost_t
                 waived=frozenset(settings.waive_hardening),
                 allow_localhost_tcp=localhost_tcp,
                 oci_runtime=settings.oci_runtime,
+                start=settings.start,
                 advise=lambda line: None,
             )
             stack.push_async_callback(launcher.aclose)

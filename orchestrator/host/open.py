@@ -226,6 +226,7 @@ def _launcher(
         waived=frozenset(settings.waive_hardening),
         allow_localhost_tcp=localhost_tcp,
         oci_runtime=settings.oci_runtime,
+        start=settings.start,
         advise=notes.append,
     )
     stack.push_async_callback(launcher.aclose)

@@ -1,7 +1,7 @@
 """Makes the launcher that the settings ask for. Each is imported only where it is used."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.launch.base import Launcher
 
@@ -14,11 +14,12 @@ def make_launcher(
     waived: frozenset[str],
     allow_localhost_tcp: bool,
     oci_runtime: str,
+    start: Literal["run", "fork"],
     advise: Callable[[str], None],
 ) -> Launcher:
-    """`kind`: docker, oci or process; auto: docker, and oci for what that cannot make. `waived`: names of measures
-    that need not hold. `advise` gets lines that an operator should know and may ignore. Raises
-    EnvironmentUnusable."""
+    """`kind`: docker, oci or process; auto: docker, and oci for what that cannot make. `start`: how oci starts
+    sandboxes. `waived`: names of measures that need not hold. `advise` gets lines that an operator should know and
+    may ignore. Raises EnvironmentUnusable."""
     if kind == "process":
         from orchestrator.launch.process import ProcessLauncher
 
@@ -27,7 +28,7 @@ def make_launcher(
     if kind != "docker":
         from orchestrator.launch.oci.launcher import OciLauncher
 
-        oci = OciLauncher(run_id, max_sandboxes=max_sandboxes, runtime=oci_runtime, **options)
+        oci = OciLauncher(run_id, max_sandboxes=max_sandboxes, runtime=oci_runtime, start=start, **options)
         if kind == "oci":
             return oci
     from orchestrator.launch.docker.launcher import DockerLauncher

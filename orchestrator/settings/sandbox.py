@@ -158,6 +158,13 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "with the launcher oci: the OCI runtime",
         commands=(*RUNS, "demo", "image build", "image check", "doctor", *PLAYS, "check-tasks"),
     )
+    start: Literal["run", "fork"] = row(
+        "run",
+        Choice(("run", "fork")),
+        "with the launcher oci: run, the OCI runtime starts each sandbox; fork, those with a read-only root are "
+        "forked from one that has everything imported; docs/oci.md",
+        commands=(*RUNS, "doctor", *PLAYS, "check-tasks"),
+    )
     allow_localhost_tcp: bool = row(
         False,
         Flag(),
@@ -196,6 +203,8 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
             raise ConfigError("env.sandbox_image: Docker takes the name of an image; only oci takes files")
         if self.sandbox_root == "writable" and self.launcher in ("docker", "process"):
             raise ConfigError(f"env.sandbox_root: writable needs --env.launcher oci, not {self.launcher}")
+        if self.start == "fork" and self.launcher != "oci":
+            raise ConfigError(f"env.start: fork needs --env.launcher oci, not {self.launcher}")
         if self.docker_runtime is not None and not self.takes_docker:
             raise ConfigError(
                 f"env.docker_runtime: is for the launcher docker, not {self.launcher}; oci takes env.oci_runtime"

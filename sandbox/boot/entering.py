@@ -27,7 +27,8 @@ _RUNTIME = "/opt/sandbox"
 _PROGRAM = ["/opt/sandbox/bin/python", "-P", "/opt/sandbox/app/sandbox/__main__.py"]
 
 _NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000  # mounts, groups, host name, IPC, network
-_READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+_READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS, _REMOUNT, _BIND, _REC = 1, 2, 4, 8, 32, 4096, 16384
+_PRIVATE = 1 << 18
 _FLAGS = {
     "ro": _READ_ONLY,
     "nosuid": _NO_SUID,
@@ -41,6 +42,7 @@ _DETACH = 2
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same for all architectures
 _CLONE_TREE, _HERE, _EMPTY_FROM = 1, -100, 4
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_KEYCTL, _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {
     "fd": "/proc/self/fd",
@@ -56,14 +58,12 @@ _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7}
 _UP, _GET_FLAGS, _SET_FLAGS = 1, 0x8913, 0x8914  # of a network interface
 
 
-def enter(request: "Request", but_not: Sequence[int]) -> list[str]:
-    """The arguments of the program, which the caller is to run. Descriptors `but_not` are not the child's.
+def enter(request: "Request") -> list[str]:
+    """The arguments of the program, which the caller is to run: it is imported. Any other program is executed, and
+    this does not return. Raises OSError where a part cannot be had; then nothing has been run.
 
-    Raises OSError where a part cannot be had; then nothing has been run. Does not return if the program is not pid
-    1 of a sandbox: then it is executed.
+    No descriptor but the usual three is left, and none of them is shared with the parent.
     """
-    for number in but_not:
-        os.close(number)
     os.dup2(request.output, 1)
     os.dup2(request.output, 2)
     for group in request.groups:
@@ -72,16 +72,18 @@ def enter(request: "Request", but_not: Sequence[int]) -> list[str]:
     process, linux = config["process"], config["linux"]
     libc("unshare", _NEW)
     os.setsid()
+    libc("syscall", _KEYCTL[os.uname().machine], _JOIN_SESSION_KEYRING, None)
     socket.sethostname(config["hostname"])
     _raise_loopback()
     _make_root(config, request.mounts)
     for name, value in (linux.get("sysctl") or {}).items():
         _write(f"/proc/sys/{name.replace('.', '/')}", value)
     _close_paths(linux)
-    for name in process["rlimits"]:
-        number = getattr(resource, name["type"], None)
-        resource.setrlimit(_MESSAGE_QUEUES if number is None else number, (name["soft"], name["hard"]))
+    for limit in process["rlimits"]:
+        resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
     _write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(nothing, 0)
     sealed = os.dup2(request.sealed, 3)
     os.closerange(4, 1 << 20)
     os.environ.clear()
@@ -92,24 +94,18 @@ def enter(request: "Request", but_not: Sequence[int]) -> list[str]:
     os.write(sealed, b"\n")
     os.close(sealed)
     arguments: list[str] = process["args"]
-    if arguments[: len(_PROGRAM)] == _PROGRAM:
-        return arguments[len(_PROGRAM) :]
-    os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted
-
-
-_MESSAGE_QUEUES = 12  # RLIMIT_MSGQUEUE, which `resource` may not name
+    if arguments[: len(_PROGRAM)] != _PROGRAM:
+        os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted
+    return arguments[len(_PROGRAM) :]
 
 
 def _make_root(config: Mapping[str, Any], trees: Mapping[str, int]) -> None:
     """The root of the parent once more, with the mounts of this sandbox, and nothing else of the parent's."""
     _mount(None, "/", None, _REC | _PRIVATE)
-    if "/" in trees:
-        _move(trees["/"], _ROOT)
-    else:
-        runtime = libc("syscall", _OPEN_TREE, _HERE, _RUNTIME.encode(), _CLONE_TREE | os.O_CLOEXEC)
-        trees = {**trees, _RUNTIME: runtime}
-        _mount("/", _ROOT, None, _BIND)
-        _mount(None, _ROOT, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
+    runtime = libc("syscall", _OPEN_TREE, _HERE, _RUNTIME.encode(), _CLONE_TREE | os.O_CLOEXEC)
+    trees = {**trees, _RUNTIME: runtime}
+    _mount("/", _ROOT, None, _BIND)
+    _mount(None, _ROOT, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
     for told in config["mounts"]:
         _mount_one(told, trees)
     os.chdir(_ROOT)
@@ -123,10 +119,11 @@ def _mount_one(told: Mapping[str, Any], trees: Mapping[str, int]) -> None:
     place = _ROOT + target
     flags = sum(_FLAGS.get(option, 0) for option in options)
     data = ",".join(option for option in options if option not in _FLAGS)
-    if kind == "bind":
+    if target in trees:
         os.makedirs(place, exist_ok=True)
         _move(trees[target], place)
-        _mount(None, place, None, flags | _REMOUNT | _BIND)
+        if kind == "bind":
+            _mount(None, place, None, flags | _REMOUNT | _BIND)
     elif kind == "cgroup":
         _mount_groups(place, flags)
     else:

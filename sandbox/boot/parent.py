@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from sandbox.boot.packed import PackedImports
+from sandbox.pid1.filter import libc
 
 LINE = 3
 _MOST_BYTES = 1 << 16
@@ -123,13 +124,13 @@ class Parent:
 
     def _fork(self, request: Request) -> None:
         """The child is pid 1 of its processes from its first moment. Raises OSError."""
-        os.unshare(_NEW_PROCESSES)
+        libc("unshare", _NEW_PROCESSES)
         try:
             pid = os.fork()
             if pid == 0:
                 self._be_child(request)
         finally:
-            os.setns(self._processes, _NEW_PROCESSES)
+            libc("setns", self._processes, _NEW_PROCESSES)
         self._children[pid] = request.name
         # Not waited for yet: the number is the child's.
         descriptor = os.pidfd_open(pid)
@@ -145,7 +146,10 @@ class Parent:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            arguments = enter(request, but_not=(self._line.fileno(), self._wakeup, self._signalled, self._processes))
+            self._line.close()
+            for number in (self._wakeup, self._signalled, self._processes):
+                os.close(number)
+            arguments = enter(request)
             status = self._become(arguments)
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1

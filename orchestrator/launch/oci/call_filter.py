@@ -20,14 +20,18 @@ _ACTIONS = {
     "SCMP_ACT_KILL_PROCESS": 0x80000000,
 }
 _EPERM = 1
-_COMPARISONS = ("", "SCMP_CMP_NE", "SCMP_CMP_LT", "SCMP_CMP_LE", "SCMP_CMP_EQ", "SCMP_CMP_GE", "SCMP_CMP_GT", "SCMP_CMP_MASKED_EQ")
+_COMPARISONS = {f"SCMP_CMP_{name}": number for number, name in enumerate(("NE", "LT", "LE", "EQ", "GE", "GT"), 1)}
+_COMPARISONS["SCMP_CMP_MASKED_EQ"] = 7
 _NO_SUCH_CALL = -1
 
 
 class _Argument(ctypes.Structure):
     """struct scmp_arg_cmp"""
 
-    _fields_ = (("number", ctypes.c_uint), ("comparison", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
+    _fields_ = (
+        *(("number", ctypes.c_uint), ("comparison", ctypes.c_int)),
+        *(("value", ctypes.c_uint64), ("second", ctypes.c_uint64)),
+    )
 
 
 def encoded(profile: Mapping[str, Any]) -> str:
@@ -69,7 +73,7 @@ def compiled(profile: Mapping[str, Any]) -> bytes:
         for rule in profile["syscalls"]:
             action = _action(rule["action"], rule.get("errnoRet"))
             arguments = [
-                _Argument(told["index"], _COMPARISONS.index(told["op"]), told["value"], told.get("valueTwo", 0))
+                _Argument(told["index"], _COMPARISONS[told["op"]], told["value"], told.get("valueTwo", 0))
                 for told in rule.get("args") or ()
             ]
             array = (_Argument * len(arguments))(*arguments)

@@ -1,23 +1,30 @@
-"""The keeper's end of a parent's line: asks it for sandboxes, and hears how they end.
+"""The keeper's part in forked sandboxes: it starts parents, asks them for sandboxes, and hears how these end.
 
-What goes over the line is described in `sandbox/boot/parent`. Only the standard library is imported.
+What goes over a parent's line is described in `sandbox/boot/parent`. Only the standard library is imported.
 """
 
+import contextlib
 import json
 import os
+import selectors
+import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from orchestrator.launch.oci import mounts
+from orchestrator.launch.oci import groups, mounts
 
-RUNTIME = "/opt/sandbox"
+if TYPE_CHECKING:
+    from orchestrator.launch.oci.keeper import Container, Keeper
+
+_RUNTIME = "/opt/sandbox"  # which the parent has itself
 _MOST_BYTES = 1 << 16
-_ATTRIBUTES = 1 | 2 | 4 | 8  # read-only, no set-uid programs, no devices, no programs
+_ATTRIBUTES = 1 | 2 | 4 | 8  # of a mount: read-only, without set-uid programs, devices and programs
+_ASKING_S = 10.0  # a parent reads at once
 
 
 class Forked(NamedTuple):
-    """A process of which its parent has told. `pidfd`: of the process; the receiver closes it."""
+    """What a parent tells of a process. `pidfd`: the receiver's to close."""
 
     name: str
     pid: int
@@ -25,12 +32,15 @@ class Forked(NamedTuple):
 
 
 class ParentLine:
-    """`line`: the keeper's end."""
+    """The keeper's end of one; `theirs` is the parent's, which the caller closes. Messages are read by `hear`."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.settimeout(_ASKING_S)
+        self.theirs = theirs.detach()
 
     def fileno(self) -> int:
+        """-1: it is closed."""
         return self._line.fileno()
 
     def close(self) -> None:
@@ -43,32 +53,180 @@ class ParentLine:
         socket.send_fds(self._line, [told], [*descriptors[:3], *trees.values(), *descriptors[3:]])
 
     def hear(self) -> dict[str, Any] | Forked | None:
-        """The next message; None: the parent has ended. Raises OSError."""
-        message, descriptors, _, _ = socket.recv_fds(self._line, _MOST_BYTES, 1)
+        """The next message; None: there is none any more."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._line, _MOST_BYTES, 1)
+        except OSError:
+            return None
         if not message:
             return None
         told: dict[str, Any] = json.loads(message)
-        if "forked" not in told:
-            return told
-        return Forked(told["forked"], _number(descriptors[0]), descriptors[0])
+        return Forked(told["forked"], _number(descriptors[0]), descriptors[0]) if "forked" in told else told
 
 
-def bound(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+class Fork:
+    """One forked sandbox. `sealed`: becomes readable when it is sealed or has ended; -1: it did."""
+
+    def __init__(self, parent: str, bundle: str) -> None:
+        self.parent, self.bundle = parent, bundle
+        self.sealed = self.pidfd = -1
+
+    def kill(self) -> None:
+        """Its parent, which waits for it, tells of its end."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Idempotent."""
+        for number in (self.sealed, self.pidfd):
+            if number >= 0:
+                os.close(number)
+        self.sealed = self.pidfd = -1
+
+
+class Forking:
+    """Of one keeper."""
+
+    def __init__(self, keeper: "Keeper") -> None:
+        self._keeper = keeper
+
+    def make_parent(self, container: "Container", name: str, lower: str, maps: Sequence[str], owner: int) -> int:
+        """The descriptor that the parent finds under the number 3; the caller closes it. Raises OSError."""
+        self._keeper.own_mounts()
+        container.forks = line = ParentLine()
+        self._keeper.selector.register(line, selectors.EVENT_READ, lambda: self._hear(container, name))
+        try:
+            mounts.make_shifted(name, lower, maps, owner)
+        except OSError:
+            os.close(line.theirs)
+            raise
+        return line.theirs
+
+    def fork(self, container: "Container", name: str, bundle: str, parent: str) -> None:
+        """Asks the parent; the sandbox is told of when it is sealed."""
+        container.fork = fork = Fork(parent, bundle)
+        source = self._keeper.containers.get(parent)
+        opened: list[int] = []
+        try:
+            if source is None or not source.pid:
+                raise OSError(0, "its parent has ended")
+            with open(os.path.join(bundle, "config.json"), "rb") as file:
+                config = json.load(file)
+                opened += (in_groups := groups.make_groups(config, os.path.join(self._keeper.state, name)))
+                trees: dict[str, int] = {}
+                for place, folder in _bound(config):
+                    opened.append(tree := mounts.detached(folder, _ATTRIBUTES))
+                    trees[place] = tree
+                with contextlib.suppress(PermissionError):  # then the parent's are taken
+                    opened.append(tree := mounts.devices(("pts", "shm")))
+                    trees["/dev"] = tree
+                container.output.readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                opened.append(writable)
+                os.set_blocking(writable, True)
+                fork.sealed, tell_sealed = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                opened.append(tell_sealed)
+                source.forks.ask(name, trees, [file.fileno(), writable, tell_sealed, *in_groups])
+        except OSError as error:
+            fork.close()
+            self._keeper.fail(name, error.strerror or str(error))
+            return
+        finally:
+            for number in opened:
+                os.close(number)
+        output, selector = container.output, self._keeper.selector
+        selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
+        selector.register(fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, name))
+
+    def lose(self, parent: "Container", name: str) -> None:
+        """The parent has ended, and the kernel all that was forked from it. What it told before counts."""
+        while parent.forks.fileno() >= 0:
+            self._hear(parent, name)
+        for each, container in list(self._keeper.containers.items()):
+            if container.fork is None or container.fork.parent != name or container.has_ended:
+                continue
+            if container.starting:
+                self._fail(container, each, "its parent has ended")
+            elif container.pid:
+                container.pid, container.has_ended = 0, True
+                self._keeper.tell(lost=each, said="the process that it was forked from has ended")
+                self._keeper.remove_if_wanted(each)
+
+    def forget(self, container: "Container", name: str) -> None:
+        """It is removed."""
+        if container.forks is not None:
+            self._hang_up(container)
+            mounts.remove_shifted(name)
+        if container.fork is not None:
+            self._close(container.fork)
+
+    # ------------------------------------------------------------ what is heard
+
+    def _hear(self, parent: "Container", name: str) -> None:
+        match parent.forks.hear():
+            case None:
+                self._hang_up(parent)
+                self._keeper.kill(name)
+            case Forked() as told:
+                forked = self._keeper.containers[told.name]
+                forked.pid, forked.fork.pidfd = told.pid, told.pidfd
+                self._tell_if_started(forked)
+            case {"ready": _}:
+                self._keeper.tell(call=parent.call, pid=parent.pid)
+            case {"unfit": why}:
+                self._keeper.tell(call=parent.call, error=f"nothing can be forked: {why}")
+            case {"refused": refused, "why": why}:
+                self._fail(self._keeper.containers[refused], refused, why)
+            case {"ended": ended, "status": status}:
+                self._ended(ended, status)
+
+    def _hear_sealed(self, container: "Container", name: str) -> None:
+        """It is sealed; or it has ended before, which its parent tells."""
+        fork = container.fork
+        self._keeper.selector.unregister(fork.sealed)
+        is_sealed = bool(os.read(fork.sealed, 1))
+        os.close(fork.sealed)
+        fork.sealed = -1
+        if is_sealed:
+            container.starting = False
+            self._tell_if_started(container)
+
+    def _tell_if_started(self, container: "Container") -> None:
+        """When it is known that it is sealed, and which process it is."""
+        if container.pid and not container.starting:
+            with open(os.path.join(container.fork.bundle, "pid"), "w") as file:  # as runtimes do it
+                file.write(str(container.pid))
+            self._keeper.tell(call=container.call, pid=container.pid)
+
+    def _ended(self, name: str, status: int) -> None:
+        container = self._keeper.containers[name]
+        if container.starting:
+            container.has_ended = True
+            end = os.waitstatus_to_exitcode(status)
+            self._fail(container, name, container.output.last_words() or f"it ended with {end}")
+        else:
+            self._keeper.ended(name, status)
+
+    def _fail(self, container: "Container", name: str, why: str) -> None:
+        self._close(container.fork)
+        self._keeper.fail(name, why)
+
+    def _close(self, fork: Fork) -> None:
+        if fork.sealed >= 0:
+            with contextlib.suppress(KeyError):  # nobody listened to it
+                self._keeper.selector.unregister(fork.sealed)
+        fork.close()
+
+    def _hang_up(self, parent: "Container") -> None:
+        if parent.forks.fileno() >= 0:
+            self._keeper.selector.unregister(parent.forks)
+            parent.forks.close()
+
+
+def _bound(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(place, folder of this machine) of each mount that the parent does not have itself."""
     for told in config["mounts"]:
-        if told["type"] == "bind" and told["destination"] != RUNTIME:
+        if told["type"] == "bind" and told["destination"] != _RUNTIME:
             yield told["destination"], told["source"]
-
-
-def sealed_tree(folder: str) -> int:
-    """A detached mount of `folder`. Raises OSError."""
-    return mounts.detached(folder, _ATTRIBUTES)
-
-
-def line() -> tuple[ParentLine, int]:
-    """The keeper's end, and the descriptor of the parent's, which the caller closes."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return ParentLine(ours), theirs.detach()
 
 
 def _number(pidfd: int) -> int:

@@ -53,7 +53,7 @@ _NOT_STARTED = 127 << 8  # a wait status, as a shell's
 _GONE = "does not exist"  # what runtimes say of a container they do not know
 
 
-class _Output:
+class Output:
     """What the runtime prints, and a container that it starts: the end of it. `readable` -1: there is no pipe."""
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class _Output:
         return self.tail.decode("utf-8", "replace").strip()
 
 
-class _Container:
+class Container:
     """From the call that starts it to the one that removes it. `pid` 0: it is being started, did not start, or has
     ended. `output` is empty if another keeper started it."""
 
     def __init__(self, *, starting: bool = False) -> None:
-        self.output = _Output()
+        self.output = Output()
         self.pid = 0
         self.has_ended = False  # it has run, and none of its processes is left
         self.starting = starting
@@ -92,10 +92,8 @@ class _Container:
         self.deleting = False
         self.removals: list[int] = []  # the calls that ask for its removal
         self.call = 0  # the call that starts it
-        self.is_parent = False  # its image is mounted
-        self.line: Any = None  # of a parent
-        self.parent = ""  # the name of the one that it is forked from
-        self.pidfd = self.sealed = -1  # of one that is forked
+        self.forks: Any = None  # of a parent: its `ParentLine`
+        self.fork: Any = None  # of one that is forked: its `Fork`
 
 
 class Keeper:
@@ -104,14 +102,15 @@ class Keeper:
     def __init__(self, line: socket.socket, runtime: list[str]) -> None:
         self._line = line
         self._runtime = runtime
-        self._state = runtime[-1]  # the value of --root
+        self.state = runtime[-1]  # the value of --root
         self._received = b""
-        self._containers: dict[str, _Container] = {}
+        self.containers: dict[str, Container] = {}
         self._running: dict[int, tuple[float, Callable[[int], None]]] = {}  # of the runtime: deadline, what next
         self._strays: dict[int, int] = {}  # children that ended before it was known whose they are
-        self._selector = selectors.DefaultSelector()
+        self.selector = selectors.DefaultSelector()
         self._until_s = math.inf  # set when the orchestrator has hung up
         self._has_mounts = False  # of its own
+        self._forking: Any = None  # a `Forking`, where there are parents
 
     def run(self) -> None:
         wakeup, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -119,11 +118,11 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for number in _NOT_OURS:
             signal.signal(number, signal.SIG_IGN)
-        self._selector.register(wakeup, selectors.EVENT_READ, lambda: os.read(wakeup, 4096))
-        self._selector.register(self._line, selectors.EVENT_READ, self._receive)
-        while self._open or (self._containers and time.monotonic() < self._until_s):
-            for key, _ in self._selector.select(self._wait_s()):
-                if self._selector.get_map().get(key.fd) is key:  # what came before it may have closed it
+        self.selector.register(wakeup, selectors.EVENT_READ, lambda: os.read(wakeup, 4096))
+        self.selector.register(self._line, selectors.EVENT_READ, self._receive)
+        while self._open or (self.containers and time.monotonic() < self._until_s):
+            for key, _ in self.selector.select(self._wait_s()):
+                if self.selector.get_map().get(key.fd) is key:  # what came before it may have closed it
                     key.data()
             self._reap()
             for pid, (deadline, then) in list(self._running.items()):
@@ -150,14 +149,14 @@ class Keeper:
             if "start" in request:
                 self._start(request)
             elif "kill" in request:
-                self._kill(request["kill"])
-                self._tell(call=request["call"])
+                self.kill(request["kill"])
+                self.tell(call=request["call"])
             elif "pause" in request:
                 self._pause(request["call"], request["pause"], request["still"])
             else:
                 self._remove(request["call"], request["remove"])
 
-    def _tell(self, **message: Any) -> None:
+    def tell(self, **message: Any) -> None:
         if self._open:
             with contextlib.suppress(OSError):  # it is gone, which `_receive` finds next
                 self._line.sendall(json.dumps(message).encode() + b"\n")
@@ -165,19 +164,19 @@ class Keeper:
     def _hang_up(self) -> None:
         """The orchestrator is gone: nothing of it stays."""
         self._until_s = time.monotonic() + _LAST_S
-        self._selector.unregister(self._line)
+        self.selector.unregister(self._line)
         self._line.close()
-        for name in list(self._containers):
+        for name in list(self.containers):
             self._remove(0, name)
 
     # ------------------------------------------------------------ containers
 
     def _start(self, request: dict[str, Any]) -> None:
         call, name, bundle = request["call"], request["start"], request["bundle"]
-        container = self._containers[name] = _Container(starting=True)
+        container = self.containers[name] = Container(starting=True)
         container.call = call
         if "from" in request:
-            self._fork(container, name, bundle, request["from"])
+            self.forking.fork(container, name, bundle, request["from"])
             return
         pid_file = os.path.join(bundle, "pid")
         argv = ["run", "--detach", "--bundle", bundle, "--pid-file", pid_file, name]
@@ -189,16 +188,14 @@ class Keeper:
                 container.inodes = request["root"]["inodes"]
                 passed = self._make_root(bundle, request)
             except OSError as error:
-                container.starting = False
-                self._tell(call=call, error=f"no writable root: {error.strerror}")
-                self._remove_if_wanted(name)
+                self.fail(name, f"no writable root: {error.strerror}")
                 return
         elif "parent" in request:
             argv[1:1] = ["--preserve-fds", "1"]
             try:
-                passed = self._make_parent(container, name, **request["parent"])
+                passed = self.forking.make_parent(container, name, **request["parent"])
             except OSError as error:
-                self._fails(name, f"no parent: {error.strerror}")
+                self.fail(name, f"no parent: {error.strerror}")
                 return
         try:
             self._call(argv, lambda status, output: self._started(call, name, pid_file, status, output), passed)
@@ -206,134 +203,22 @@ class Keeper:
             if passed >= 0:
                 os.close(passed)
 
-    # ------------------------------------------------------------ parents, and what is forked from them
+    @property
+    def forking(self) -> Any:
+        if self._forking is None:
+            from orchestrator.launch.oci.forking import Forking
 
-    def _make_parent(
-        self, container: _Container, name: str, lower: str, maps: Sequence[str], owner: int
-    ) -> int:
-        """The descriptor of its end of the line. Raises OSError."""
-        from orchestrator.launch.oci import forking, mounts
+            self._forking = Forking(self)
+        return self._forking
 
-        self._own_mounts()
-        container.is_parent = True
-        mounts.make_shifted(name, lower, maps, owner)
-        container.line, theirs = forking.line()
-        self._selector.register(container.line, selectors.EVENT_READ, lambda: self._hear_parent(container, name))
-        return theirs
-
-    def _fork(self, container: _Container, name: str, bundle: str, parent: str) -> None:
-        from orchestrator.launch.oci import forking
-
-        container.parent = parent
-        source = self._containers.get(parent)
-        opened: list[int] = []
-        try:
-            if source is None or source.line is None or not source.pid:
-                raise OSError(0, "its parent has ended")
-            with open(os.path.join(bundle, "config.json"), "rb") as file:
-                config = json.load(file)
-                in_groups = groups.make_groups(config, os.path.join(self._state, name))
-                opened += in_groups
-                trees = {place: forking.sealed_tree(folder) for place, folder in forking.bound(config)}
-                opened += trees.values()
-                container.output.readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                opened.append(writable)
-                os.set_blocking(writable, True)
-                container.sealed, tell_sealed = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                opened.append(tell_sealed)
-                source.line.ask(name, trees, [file.fileno(), writable, tell_sealed, *in_groups])
-        except OSError as error:
-            self._fails(name, error.strerror or str(error))
-            return
-        finally:
-            for number in opened:
-                os.close(number)
-        self._selector.register(container.output.readable, selectors.EVENT_READ, lambda: self._read(container.output))
-        self._selector.register(container.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, name))
-
-    def _hear_parent(self, container: _Container, name: str) -> None:
-        from orchestrator.launch.oci import forking
-
-        told = None
-        with contextlib.suppress(OSError):
-            told = container.line.hear()
-        if told is None:
-            self._hang_up_on(container)
-            self._kill(name)
-        elif isinstance(told, forking.Forked):
-            forked = self._containers[told.name]
-            forked.pid, forked.pidfd = told.pid, told.pidfd
-            self._stands(forked)
-        elif "ready" in told:
-            self._tell(call=container.call, pid=container.pid)
-        elif "unfit" in told:
-            self._tell(call=container.call, error=f"nothing can be forked: {told['unfit']}")
-        elif "refused" in told:
-            self._fails(told["refused"], told["why"])
-        else:
-            self._forked_ended(told["ended"], told["status"])
-
-    def _hear_sealed(self, container: _Container, name: str) -> None:
-        """It is sealed, or has ended before, which its parent tells."""
-        self._selector.unregister(container.sealed)
-        is_sealed = bool(os.read(container.sealed, 1))
-        os.close(container.sealed)
-        container.sealed = -1
-        if is_sealed:
-            container.starting = False
-            self._stands(container)
-
-    def _stands(self, container: _Container) -> None:
-        """Tells that it was started, when it is known which process it is and that it is sealed."""
-        if container.pid and not container.starting:
-            self._tell(call=container.call, pid=container.pid)
-
-    def _forked_ended(self, name: str, status: int) -> None:
-        container = self._containers[name]
-        if container.starting:
-            container.has_ended = True
-            self._fails(name, container.output.last_words() or f"it ended with {_end(status)}")
-        else:
-            self._ended(name, status)
-
-    def _lose_forked(self, parent: _Container, name: str) -> None:
-        """The parent has ended, and the kernel has ended all that was forked from it. What it told before counts."""
-        while parent.line.fileno() >= 0:
-            self._hear_parent(parent, name)
-        for each, container in list(self._containers.items()):
-            if container.parent != name or container.has_ended or not (container.starting or container.pid):
-                continue
-            container.pid, container.has_ended = 0, True
-            if container.starting:
-                self._fails(each, "its parent has ended")
-            else:
-                self._tell(lost=each, said="the process that it was forked from has ended")
-                self._remove_if_wanted(each)
-
-    def _fails(self, name: str, why: str) -> None:
-        container = self._containers[name]
+    def fail(self, name: str, why: str) -> None:
+        """It does not start."""
+        container = self.containers[name]
         container.starting, container.pid = False, 0
-        self._close_forked(container)
-        self._tell(call=container.call, error=why)
-        self._remove_if_wanted(name)
+        self.tell(call=container.call, error=why)
+        self.remove_if_wanted(name)
 
-    def _hang_up_on(self, parent: _Container) -> None:
-        if parent.line.fileno() >= 0:
-            self._selector.unregister(parent.line)
-            parent.line.close()
-
-    def _close_forked(self, container: _Container) -> None:
-        if container.sealed >= 0:
-            with contextlib.suppress(KeyError):  # it was not listened to yet
-                self._selector.unregister(container.sealed)
-            os.close(container.sealed)
-        if container.pidfd >= 0:
-            os.close(container.pidfd)
-        container.sealed = container.pidfd = -1
-
-    # ------------------------------------------------------------ writable roots
-
-    def _own_mounts(self) -> None:
+    def own_mounts(self) -> None:
         """What is mounted from here on is seen by nobody else. Raises OSError."""
         from orchestrator.launch.oci import mounts
 
@@ -345,7 +230,7 @@ class Keeper:
         """The descriptor of the agent's user namespace."""
         from orchestrator.launch.oci import mounts
 
-        self._own_mounts()
+        self.own_mounts()
         with mounts.user_namespace(mounts.AgentNamespace(**request["agent"])) as namespace:
             root = mounts.WritableRoot(**request["root"])
             if "state" in request:
@@ -359,7 +244,7 @@ class Keeper:
 
         layers = []
         for name in of:
-            source = self._containers.get(name)
+            source = self.containers.get(name)
             if (
                 source is None
                 or source.starting
@@ -371,7 +256,7 @@ class Keeper:
             mounts.make_room(source.root, _COPIES * source.inodes)  # links have numbers too
             if copied:
                 folder = os.path.join(source.root, mounts.WRITTEN, guest)
-                self._containers[guest].copies.append((name, folder))
+                self.containers[guest].copies.append((name, folder))
                 state.copy_written(source.root, folder, scope["mark"])
             if not source.pid:
                 mounts.release_root(source.root)
@@ -380,67 +265,66 @@ class Keeper:
         lowers = [*root.lowers[:at], *layers, *root.lowers[at:]]
         return root._replace(lowers=lowers, own=range(at, at + len(layers)))
 
-    def _started(self, call: int, name: str, pid_file: str, status: int, output: _Output) -> None:
-        container = self._containers[name]
+    def _started(self, call: int, name: str, pid_file: str, status: int, output: Output) -> None:
+        container = self.containers[name]
         container.starting, container.output = False, output
         pid = _number(pid_file) if status == 0 else 0
         end = self._strays.pop(pid, None)
         container.pid = 0 if end is not None else pid
-        if pid and container.line is None:
-            self._tell(call=call, pid=pid)
+        if pid and container.forks is None:  # a parent is there when it says so
+            self.tell(call=call, pid=pid)
         elif not pid:
             reason = f"it ended with {_end(status)}" if status else "it reported no process id"
-            self._tell(call=call, error=output.last_words() or reason)
-        if not any(other.starting for other in self._containers.values()):
+            self.tell(call=call, error=output.last_words() or reason)
+        if not any(other.starting for other in self.containers.values()):
             self._strays.clear()
         if end is not None:
-            self._ended(name, end)
+            self.ended(name, end)
         else:
-            self._remove_if_wanted(name)
+            self.remove_if_wanted(name)
 
-    def _ended(self, name: str, status: int) -> None:
+    def ended(self, name: str, status: int) -> None:
         """Its pid 1 was waited for: from now on that number is another's."""
-        container = self._containers[name]
+        container = self.containers[name]
         container.pid, container.has_ended = 0, True
-        if container.line is not None:
-            self._lose_forked(container, name)
+        if container.forks is not None:
+            self.forking.lose(container, name)
         if container.root:
             from orchestrator.launch.oci.mounts import show_written
 
             show_written(container.root)
-        self._tell(ended=name, status=status, said=container.output.last_words())
-        self._remove_if_wanted(name)
+        self.tell(ended=name, status=status, said=container.output.last_words())
+        self.remove_if_wanted(name)
 
     def _remove(self, call: int, name: str) -> None:
-        self._containers.setdefault(name, _Container()).removals.append(call)
-        self._remove_if_wanted(name)
+        self.containers.setdefault(name, Container()).removals.append(call)
+        self.remove_if_wanted(name)
 
-    def _remove_if_wanted(self, name: str) -> None:
+    def remove_if_wanted(self, name: str) -> None:
         """Ends the container, and with its pid 1 all that runs in it; then the rest is cleared away."""
-        container = self._containers.get(name)
+        container = self.containers.get(name)
         if container is None or not container.removals or container.starting or container.deleting:
             return
         if container.pid:
-            self._kill(name)
+            self.kill(name)
             return
         container.deleting = True
-        state = os.path.join(self._state, name)
-        if (container.has_ended or container.parent) and groups.clear(state):
-            self._deleted(name, 0, _Output())
+        state = os.path.join(self.state, name)
+        if (container.has_ended or container.fork is not None) and groups.clear(state):
+            self._deleted(name, 0, Output())
         elif groups.is_forked(state):
-            output = _Output()
+            output = Output()
             output.tail = b"its control groups are still in use"
             self._deleted(name, 1, output)
         else:
             self._call(("delete", "--force", name), lambda status, output: self._deleted(name, status, output))
 
-    def _kill(self, name: str) -> None:
+    def kill(self, name: str) -> None:
         """Kills its pid 1, and with it all that runs in it: it has ended when none of them is left."""
-        container = self._containers.get(name)
+        container = self.containers.get(name)
         if container is not None and container.pid:
-            if container.pidfd >= 0:
-                with contextlib.suppress(ProcessLookupError):  # its parent is about to tell
-                    signal.pidfd_send_signal(container.pidfd, signal.SIGKILL)
+            if container.fork is not None:
+                container.fork.kill()
             else:
                 os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
             container.killed = True
@@ -448,80 +332,75 @@ class Keeper:
                 self._pause(0, name, False)
 
     def _pause(self, call: int, name: str, still: bool) -> None:
-        container = self._containers.get(name)
+        container = self.containers.get(name)
         if container is None or not container.pid:
-            self._tell(call=call, **({"error": "it has ended"} if still else {}))
+            self.tell(call=call, **({"error": "it has ended"} if still else {}))
             return
         verb = "pause" if still else "resume"
         self._call((verb, name), lambda status, output: self._paused(call, container, name, still, status, output))
 
     def _paused(
-        self, call: int, container: _Container, name: str, still: bool, status: int, output: _Output
+        self, call: int, container: Container, name: str, still: bool, status: int, output: Output
     ) -> None:
         container.still = container.still if status else still
         failed = status and container.pid  # else it has ended meanwhile
-        self._tell(
+        self.tell(
             call=call, **({"error": output.last_words() or f"it ended with {_end(status)}"} if failed else {})
         )
         if still and container.killed and container.pid:
             self._pause(0, name, False)
 
-    def _deleted(self, name: str, status: int, output: _Output) -> None:
+    def _deleted(self, name: str, status: int, output: Output) -> None:
         """Nothing more can be done about the container here."""
         message = output.last_words()
         existed = _GONE not in message
         answer: dict[str, Any] = {"existed": existed}
         if status != 0 and existed:
             answer = {"error": message or f"it ended with {_end(status)}"}
-        container = self._containers.pop(name)
+        container = self.containers.pop(name)
         if container.root:
             from orchestrator.launch.oci.mounts import remove_root
 
             remove_root(container.root)
-        if container.is_parent:
-            from orchestrator.launch.oci.mounts import remove_shifted
-
-            remove_shifted(name)
         self._remove_copies(container)
         for each in (output, container.output):
             self._forget(each)
             if each.readable >= 0:
                 os.close(each.readable)
-        if container.line is not None:
-            self._hang_up_on(container)
-        self._close_forked(container)
+        if container.forks is not None or container.fork is not None:
+            self.forking.forget(container, name)
         for call in container.removals:
-            self._tell(call=call, **answer)
+            self.tell(call=call, **answer)
 
-    def _remove_copies(self, container: _Container) -> None:
+    def _remove_copies(self, container: Container) -> None:
         for name, folder in container.copies:
             from orchestrator.launch.oci import mounts, tree
 
-            source = self._containers.get(name)
+            source = self.containers.get(name)
             with contextlib.suppress(OSError):  # it is gone with its source
                 tree.remove(folder)
                 if source is not None:
                     mounts.limit_inodes(source.root, source.inodes)
 
-    def _read(self, output: _Output) -> None:
+    def read_output(self, output: Output) -> None:
         if not output.read():
             self._forget(output)
 
-    def _forget(self, output: _Output) -> None:
+    def _forget(self, output: Output) -> None:
         with contextlib.suppress(KeyError, ValueError):  # at its end already, or without a pipe
-            self._selector.unregister(output.readable)
+            self.selector.unregister(output.readable)
 
     # ------------------------------------------------------------ processes
 
-    def _call(self, arguments: Sequence[str], then: Callable[[int, _Output], None], passed: int = -1) -> None:
+    def _call(self, arguments: Sequence[str], then: Callable[[int, Output], None], passed: int = -1) -> None:
         """Runs the runtime. `then` gets its wait status and what it prints. `passed`: a descriptor that it finds
         under the number 3."""
-        output, argv, pid = _Output(), [*self._runtime, *arguments], 0
+        output, argv, pid = Output(), [*self._runtime, *arguments], 0
         try:
             output.readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 os.set_blocking(writable, True)
-                self._selector.register(output.readable, selectors.EVENT_READ, lambda: self._read(output))
+                self.selector.register(output.readable, selectors.EVENT_READ, lambda: self.read_output(output))
                 actions = [
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     *((os.POSIX_SPAWN_DUP2, writable, number) for number in (1, 2)),
@@ -548,9 +427,9 @@ class Keeper:
                 return
             if pid in self._running:
                 self._running.pop(pid)[1](status)
-            elif name := next((name for name, it in self._containers.items() if it.pid == pid), None):
-                self._ended(name, status)
-            elif any(container.starting for container in self._containers.values()):
+            elif name := next((name for name, it in self.containers.items() if it.pid == pid), None):
+                self.ended(name, status)
+            elif any(container.starting for container in self.containers.values()):
                 self._strays[pid] = status
 
     def _wait_s(self) -> float | None:

@@ -14,25 +14,35 @@ import errno
 import fcntl
 import os
 import resource
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
-# Where the images of parents are mounted. Here it is an empty folder: each keeper has mounts of its own in it. Every
-# user may pass through it, as root of a parent's user namespace is none that this machine knows.
+# Where the images of parents are mounted. Here it is an empty folder, as each keeper has mounts of its own in it.
+# Every user may pass through it: root of a parent's user namespace is none that this machine knows.
 SHIFTED = "/run/rollout-orchestrator"
 MERGED, WRITTEN, UPPER = "merged", "written", "upper"
 _RESERVE, _RESERVED = "reserve", 64  # folders, each with a block of its own
 OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_REC, _MS_SLAVE = 1, 2, 4, 32, 0x4000, 0x80000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_REC, _MS_SLAVE = 1, 2, 4, 8, 32, 0x4000, 0x80000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same for all architectures
 _OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 4
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LO_FLAGS_AUTOCLEAR, _LOOP_ATTEMPTS = 0x4C82, 0x4C0A, 4, 64
-_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_IDMAP = 1, 0x100000
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NOEXEC, _MOUNT_ATTR_IDMAP = 1, 2, 8, 0x100000
+_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "core": "/proc/kcore",
+    "ptmx": "pts/ptmx",
+}
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 
@@ -261,6 +271,25 @@ def make_shifted(name: str, source: str, maps: Sequence[str], owner: int) -> Non
     os.mkdir(place := os.path.join(SHIFTED, name))
     with user_namespace(AgentNamespace(owner, maps, 1)) as namespace:
         _lower(source, place, namespace)
+
+
+def devices(places: Sequence[str]) -> int:
+    """A detached mount for /dev with devices that no other sandbox has: their locks and watchers are their own.
+    `places`: folders in it. Raises OSError; PermissionError for an ordinary user, who can make none."""
+    folder = os.path.join(SHIFTED, "dev")
+    os.makedirs(folder, exist_ok=True)
+    _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NOEXEC, "mode=755,size=65536")
+    try:
+        for name, (major, minor) in _DEVICES.items():
+            os.mknod(path := os.path.join(folder, name), stat.S_IFCHR, os.makedev(major, minor))
+            os.chmod(path, 0o666)  # noqa: S103 - as everywhere
+        for name, target in _LINKS.items():
+            os.symlink(target, os.path.join(folder, name))
+        for place in places:
+            os.mkdir(os.path.join(folder, place))
+        return detached(folder, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NOEXEC)
+    finally:
+        _libc.umount2(os.fsencode(folder), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 
 
 def remove_shifted(name: str) -> None:

@@ -35,7 +35,12 @@ from tests.integration.attacks.witness import RuntimeEyes, Witness, engine_eyes
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
 DEADLINE_S = 1000.0  # under a minute on two quiet cores
-KINDS: Mapping[str, Mapping[str, Attack]] = {"docker": ATTACKS, "oci": ATTACKS, "oci-writable": ATTACKS_OF_ROOT}
+KINDS: Mapping[str, Mapping[str, Attack]] = {
+    "docker": ATTACKS,
+    "oci": ATTACKS,
+    "oci-fork": ATTACKS,
+    "oci-writable": ATTACKS_OF_ROOT,
+}
 CONTROLS = 8
 CONTROL = "control"
 CONTROL_STEPS = [f"import time\nt = {n}\ntime.sleep(0.1)\nprint('worked', t)" for n in range(3)]
@@ -100,7 +105,8 @@ def run_of(kind: str) -> Run:
 
 
 async def carried_out(kind: str) -> Run:
-    launcher, _, writable = kind.partition("-")
+    launcher, _, how = kind.partition("-")
+    writable = how == "writable"
     attacks = KINDS[kind]
     keys = {"OPENAI_API_KEY": canary(), "TAVILY_API_KEY": canary()}
     script = {f"[{name}]": [turns(attack)] for name, attack in attacks.items()}
@@ -126,6 +132,7 @@ async def carried_out(kind: str) -> Run:
             max_output_chars=2_000,
             max_tool_calls=5,
             tavily_base_url="http://127.0.0.1:9",
+            start="fork" if how == "fork" else None,
             waive_hardening=json.dumps([*WAIVED_WITHOUT_ROOT]) if writable else None,
             **({"sandbox_root": "writable", "sandbox_storage": STORAGE} if writable else {}),
         )

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -45,6 +46,7 @@ class Candidate:
         pytest.param("docker", marks=pytest.mark.docker),
         pytest.param("docker-runsc", marks=[pytest.mark.docker, pytest.mark.full]),
         pytest.param("oci", marks=pytest.mark.docker),
+        pytest.param("oci-fork", marks=pytest.mark.docker),
         pytest.param("oci-writable", marks=pytest.mark.docker),
         pytest.param("oci-crun", marks=pytest.mark.docker),
         pytest.param("oci-runsc", marks=[pytest.mark.docker, pytest.mark.full]),
@@ -71,8 +73,9 @@ async def candidate(
         plain = WRITABLE if request.param == "oci-writable" else PLAIN
         spec = replace(plain, runtime=runtime, pids=512 if runtime == "runsc" else PLAIN.pids)
         waived = WAIVED_WITHOUT_ROOT if plain.is_writable else frozenset()
-        launcher = OciLauncher(run, max_sandboxes=2, runtime=runtime, waived=waived)
-        made = Candidate(launcher, lambda: containers_below(tmp_path), spec)
+        start: Literal["run", "fork"] = "fork" if request.param == "oci-fork" else "run"
+        launcher = OciLauncher(run, max_sandboxes=2, runtime=runtime, start=start, waived=waived)
+        made = Candidate(launcher, lambda: [n for n in containers_below(tmp_path) if not _is_parent(n)], spec)
     elif request.param == "process":
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         made = Candidate(
@@ -85,6 +88,7 @@ async def candidate(
     yield made
     await made.launcher.aclose()
     assert made.left() == []
+    assert containers_below(tmp_path) == [], "the parents of forked ones too"
 
 
 @pytest.fixture
@@ -221,6 +225,10 @@ def containers_below(directory: Path) -> list[str]:
     places = [*directory.glob(f"{PREFIX}*/state/[!.]*"), *directory.glob(f"{PREFIX}*/bundles/*")]
     mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return [*(place.name for place in places), *(mount for mount in mounts if mount.startswith(str(directory)))]
+
+
+def _is_parent(name: str) -> bool:
+    return name.startswith("parent-")
 
 
 def processes_below(directory: Path) -> list[str]:

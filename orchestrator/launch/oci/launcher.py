@@ -11,7 +11,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections import ChainMap
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ from orchestrator.launch.oci.mounts import MERGED, SHIFTED, UPPER, WRITTEN
 from orchestrator.launch.oci.namespaces import Namespaces
 from orchestrator.launch.oci.parents import ID_MAP, OWNER, Parents, parent_bundle
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
-from orchestrator.launch.oci.runtime import Runtime
+from orchestrator.launch.oci.runtime import Runtime, Watched
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.serving import OciServingSandbox, serving_arguments, serving_request
 from orchestrator.launch.oci.store import ImageStore, StoredImage
@@ -345,7 +346,8 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 self._users = user_namespace()
                 self._directory = _make_directory(self.run_id, program)
                 command = runtime_command(program, self._directory, options)
-                self._runtime = Runtime(command, self._live, self._users)
+                watched: Mapping[str, Watched] = ChainMap[str, Any](self._live, self._parents.all)
+                self._runtime = Runtime(command, watched, self._users)
             return self._runtime
 
     def _folder(self, name: str) -> Path:
@@ -388,7 +390,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
 
     def _config(self, name: str, root: Path, contents: Contents, demands: Hardening) -> dict[str, Any]:
         config = bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
-        if self._forks and demands.root is None:
+        if self._forks and demands.root is None and "seccomp" in config["linux"]:
             config["annotations"] = {FILTER: encoded(config["linux"]["seccomp"])}
         return config
 

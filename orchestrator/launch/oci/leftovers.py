@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.oci.groups import clear, is_forked
 from orchestrator.launch.oci.program import environment
 from orchestrator.launch.oci.user_namespace import user_namespace
 
@@ -45,7 +46,14 @@ def remove_containers(directory: Path) -> tuple[int, int]:
         log.warning("containers could not be removed: %s", error)
         return 0, len(names)
     removed = 0
-    for name in names:
+    # What was forked ends with its parent, and no runtime knows it.
+    for name in sorted(names, key=lambda name: is_forked(str(directory / _STATE / name))):
+        if clear(state := str(directory / _STATE / name)):
+            removed += 1
+            continue
+        if is_forked(state):
+            log.warning("container %s could not be removed: its control groups are still in use", name)
+            continue
         command = [*runtime_command(program, directory), "delete", "--force", name]
         command = command if users is None else users.entered_by(command)
         try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import RolloutError
 from orchestrator.launch.contents import APP, PYTHON, Contents
 from orchestrator.launch.hardening import MIB, SUPERVISOR_PIDS, Hardening
 from orchestrator.launch.names import CHANNEL_MOUNT
@@ -19,6 +20,7 @@ from orchestrator.launch.oci.bundle import bundle
 from orchestrator.launch.oci.store import StoredImage
 from orchestrator.launch.oci.user_namespace import Mapping, id_range
 from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE_IDS, SLOTS
+from orchestrator.rules.waits import uninterrupted
 
 MOST_FORKS = 1000
 MOST_S = 1800.0
@@ -33,6 +35,15 @@ class _Parent:
     begun_s: float
     forks: int = 0
     live: int = 0
+    has_ended: bool = False
+
+    def ended(self, status: int, output: str) -> None:
+        """Nothing more can be forked from it."""
+        self.has_ended = True
+
+    def lose(self, error: RolloutError) -> None:
+        """Nor if nobody watches it any more."""
+        self.has_ended = True
 
 
 class Parents:
@@ -47,14 +58,19 @@ class Parents:
     ) -> None:
         self._start, self._remove, self._clock = start, remove, clock
         self._newest: dict[str, _Parent] = {}  # by the image's digest
-        self._all: dict[str, _Parent] = {}
+        self.all: dict[str, _Parent] = {}  # by name
         self._starting = asyncio.Lock()
 
     async def lease(self, image: StoredImage) -> str:
         """The name of a parent, until `release`. Raises LaunchError."""
         async with self._starting:
             parent = self._newest.get(image.digest)
-            if parent is None or parent.forks >= MOST_FORKS or self._clock() - parent.begun_s > MOST_S:
+            if (
+                parent is None
+                or parent.has_ended
+                or parent.forks >= MOST_FORKS
+                or self._clock() - parent.begun_s > MOST_S
+            ):
                 parent = await self._renewed(image, parent)
             parent.forks += 1
             parent.live += 1
@@ -62,31 +78,26 @@ class Parents:
 
     async def release(self, name: str) -> None:
         """What was forked from it has been removed. Ends a parent that is not the newest with its last one."""
-        if (parent := self._all.get(name)) is None:
-            return
+        parent = self.all[name]
         parent.live -= 1
         if not parent.live and parent not in self._newest.values():
             await self._end(parent)
 
-    def lose(self, name: str) -> None:
-        """It has ended: nothing more is forked from it."""
-        self._newest = {digest: parent for digest, parent in self._newest.items() if parent.name != name}
-
     async def _renewed(self, image: StoredImage, old: _Parent | None) -> _Parent:
         name = f"parent-{secrets.token_hex(8)}"
-        parent = _Parent(name, self._clock())
+        parent = self.all[name] = _Parent(name, self._clock())
         try:
             await self._start(name, image)
         except BaseException:
-            await self._remove(name)
+            await uninterrupted(self._end(parent))
             raise
-        self._newest[image.digest] = self._all[name] = parent
+        self._newest[image.digest] = parent
         if old is not None and not old.live:
             await self._end(old)
         return parent
 
     async def _end(self, parent: _Parent) -> None:
-        del self._all[parent.name]
+        del self.all[parent.name]
         await self._remove(parent.name)
 
 

@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
-from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
 from orchestrator.launch.oci.keeper import CALL_S
 from orchestrator.launch.oci.program import environment
-from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.user_namespace import UserNamespace
 from orchestrator.rules.text import printable
 
@@ -33,12 +32,22 @@ _ERROR_CHARS = 400
 LOST = "the process that watches sandboxes has ended"
 
 
+class Watched(Protocol):
+    """One container, which learns of its end in the event loop."""
+
+    def ended(self, status: int, output: str) -> None:
+        """Pid 1 ended with this wait status. `output`: the end of what it printed."""
+
+    def lose(self, error: RolloutError) -> None:
+        """Nobody will learn how it ended."""
+
+
 class Runtime:
     """`command`: the runtime's program and its global options. `users`: where an ordinary user runs it. `live`:
-    the sandboxes by name, which learn in the event loop how they ended, or that nobody will learn it any more."""
+    by name."""
 
     def __init__(
-        self, command: Sequence[str], live: Mapping[str, OciSandbox], users: UserNamespace | None = None
+        self, command: Sequence[str], live: Mapping[str, Watched], users: UserNamespace | None = None
     ) -> None:
         keeper = [sys.executable, "-I", "-S", str(_KEEPER), *command]
         self._environment = environment(command[0])

@@ -100,11 +100,14 @@ async def answer_of(engine: docker.APIClient, launcher: DockerLauncher, image: s
     return json.loads(text.strip().rpartition("\n")[2])
 
 
+OPTIONS: dict[str, Any] = {}  # of all launchers of a test without an Engine
+
+
 @asynccontextmanager
 async def oci_launcher_for(run: str, **options: Any) -> AsyncIterator[OciLauncher]:
     """A launcher without an Engine, whose sandboxes run probes; closed at the end."""
     await asyncio.to_thread(oci_images.stored_image)
-    launcher = OciLauncher(run, **{"max_sandboxes": 4, "program": PROGRAM, **options})
+    launcher = OciLauncher(run, **{"max_sandboxes": 4, "program": PROGRAM, **OPTIONS, **options})
     try:
         yield launcher
     finally:

@@ -34,15 +34,16 @@ def become(uid):
 Look = Callable[..., Awaitable[Any]]
 
 
-@pytest.fixture(params=["docker", "oci"])
+@pytest.fixture(params=["docker", "oci", "oci-fork"])
 def look(request: pytest.FixtureRequest, run: str) -> Look:
     """What a program in a sandbox of each launcher prints as JSON. Options are the launcher's."""
-    if request.param == "oci":
+    if request.param != "docker":
         if (reason := oci_images.why_not()) is not None:
             pytest.skip(reason)
 
         async def look_without_engine(program: str, **options: Any) -> Any:
-            return await answer_without_engine(run, PREAMBLE + program, **options)
+            start = "fork" if request.param == "oci-fork" else "run"
+            return await answer_without_engine(run, PREAMBLE + program, start=start, **options)
 
         return look_without_engine
     engine, probe = request.getfixturevalue("engine"), request.getfixturevalue("probe")

@@ -29,7 +29,7 @@ from orchestrator.launch.oci.program import find_oci_runtime
 from orchestrator.launch.reaper import reap_directories
 from tests.fakes import oci_images
 from tests.fakes.plans import a_sandbox
-from tests.integration.launch.probes import MIB, eventually, oci_launcher_for, oci_probed
+from tests.integration.launch.probes import MIB, OPTIONS, eventually, oci_launcher_for, oci_probed
 
 _WHY_NOT = oci_images.why_not()
 pytestmark = [pytest.mark.docker, pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")]
@@ -38,11 +38,11 @@ FOREVER = "import signal\nsignal.pause()"
 HANG_S = 120.0
 WRITABLE = {"root": "writable", "storage_bytes": 16 * MIB, "storage_inodes": 1000}
 VICTIM = """
-import asyncio, json, sys
+import asyncio, json, os, sys
 from tests.fakes.plans import WAIVED_WITHOUT_ROOT
 from tests.integration.launch.probes import oci_launcher_for, oci_probed
 async def main():
-    async with oci_launcher_for("victim", waived=WAIVED_WITHOUT_ROOT) as launcher:
+    async with oci_launcher_for("victim", waived=WAIVED_WITHOUT_ROOT, start=os.environ["START"]) as launcher:
         async with oci_probed(launcher, "import signal\\nsignal.pause()", **json.loads(sys.argv[1])) as one:
             print(one.sandbox_id, one.pid, flush=True)
             await asyncio.Event().wait()
@@ -59,12 +59,26 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(short)
 
 
+@pytest.fixture(autouse=True)
+def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the launchers of this test start sandboxes."""
+    monkeypatch.setitem(OPTIONS, "start", getattr(request, "param", "run"))
+    monkeypatch.setenv("START", OPTIONS["start"])
+
+
+BOTH = pytest.mark.parametrize("start", ["run", "fork"], indirect=True)
+
+
 def keeper_of(pid: int) -> int:
-    """The process id of the keeper that this process has started for the container with pid 1 `pid`."""
-    fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
-    keeper = int(fields[1])
-    assert b"keeper.py" in Path("/proc", str(keeper), "cmdline").read_bytes()
-    return keeper
+    """The process id of the keeper that this process has started for the container with pid 1 `pid`, or for the
+    parent that it was forked from."""
+    while b"keeper.py" not in Path("/proc", str(pid), "cmdline").read_bytes():
+        pid = parent_of(pid)
+    return pid
+
+
+def parent_of(pid: int) -> int:
+    return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
 
 
 def control_groups_of(name: str) -> list[str]:
@@ -83,6 +97,7 @@ def is_gone(pid: int) -> bool:
 # ---------------------------------------------------------------- how they end
 
 
+@BOTH
 async def test_exit_code_and_last_words_are_told(run: str) -> None:
     async with oci_launcher_for(run) as launcher:
         async with oci_probed(launcher, "import sys; sys.exit('no \\x1b[31mluck')") as sandbox:
@@ -94,6 +109,7 @@ async def test_exit_code_and_last_words_are_told(run: str) -> None:
             assert sandbox.last_words == "done"
 
 
+@BOTH
 async def test_a_flood_of_output_neither_stops_the_sandbox_nor_is_kept(run: str) -> None:
     program = "import os\nfor _ in range(500): os.write(2, b'x' * 100_000)\nprint('end')"
     async with oci_launcher_for(run) as launcher, oci_probed(launcher, program) as sandbox:
@@ -103,6 +119,7 @@ async def test_a_flood_of_output_neither_stops_the_sandbox_nor_is_kept(run: str)
         assert len(sandbox.last_words) <= 4000
 
 
+@BOTH
 async def test_pid_1_killed_for_memory_is_told(run: str) -> None:
     program = "hoard = []\nwhile True: hoard.append(bytes(b'x' * (16 << 20)))"
     async with oci_launcher_for(run) as launcher, oci_probed(launcher, program, memory_bytes=256 * MIB) as sandbox:
@@ -111,6 +128,7 @@ async def test_pid_1_killed_for_memory_is_told(run: str) -> None:
         assert (ended.exit_code, ended.oom_killed) == (137, True)
 
 
+@BOTH
 async def test_cpu_time_grows_with_work_and_is_known_after_the_end(run: str) -> None:
     program = "import time\nwhile time.process_time() < 0.5: pass"
     async with oci_launcher_for(run) as launcher, oci_probed(launcher, program) as sandbox:
@@ -119,6 +137,7 @@ async def test_cpu_time_grows_with_work_and_is_known_after_the_end(run: str) -> 
         assert (await sandbox.cpu_s() or 0) >= 0.5
 
 
+@BOTH
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_a_sandbox_that_somebody_else_ends_is_lost(run: str, number: int) -> None:
     async with oci_launcher_for(run) as launcher, oci_probed(launcher, _IDLE_PID_1) as sandbox:
@@ -133,6 +152,7 @@ async def test_a_sandbox_that_somebody_else_ends_is_lost(run: str, number: int) 
             await end
 
 
+@BOTH
 async def test_a_killed_sandbox_is_the_codes_own_doing(run: str) -> None:
     async with oci_launcher_for(run) as launcher, oci_probed(launcher, FOREVER) as sandbox:
         os.kill(sandbox.pid, signal.SIGKILL)
@@ -150,19 +170,21 @@ while True:
 """
 
 
+@BOTH
 async def test_control_groups_and_bundles_go_with_their_sandbox(run: str, temporary: Path) -> None:
     async with oci_launcher_for(run) as launcher:
         async with oci_probed(launcher, FOREVER) as sandbox:
             groups = control_groups(sandbox.pid, sandbox.sandbox_id)
             (file, *_) = group_files(groups, "pids", "pids.max", "pids.max")
             assert file.is_relative_to(CGROUPS)
-            assert len(list(temporary.glob(f"{PREFIX}*/bundles/*"))) == 1
+            assert len(list(temporary.glob(f"{PREFIX}*/bundles/sandbox-*"))) == 1
         assert control_groups_of(sandbox.sandbox_id) == []
-        assert list(temporary.glob(f"{PREFIX}*/bundles/*")) == []
-        assert list(temporary.glob(f"{PREFIX}*/state/[!.]*")) == []
+        assert list(temporary.glob(f"{PREFIX}*/bundles/sandbox-*")) == []
+        assert list(temporary.glob(f"{PREFIX}*/state/sandbox-*")) == []
     assert list(temporary.iterdir()) == []
 
 
+@BOTH
 async def test_a_sandbox_weaker_than_asked_is_refused_by_name_and_removed(
     run: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +200,7 @@ async def test_a_sandbox_weaker_than_asked_is_refused_by_name_and_removed(
         with pytest.raises(EnvironmentUnusable, match=r"seccomp .*pids is 4096 instead of 128"):
             async with oci_probed(launcher, FOREVER):
                 pytest.fail("it must not be used")
-        assert list(temporary.glob(f"{PREFIX}*/state/[!.]*")) == []
+        assert list(temporary.glob(f"{PREFIX}*/state/sandbox-*")) == []
     waived = frozenset({"seccomp", "pids"})
     async with oci_launcher_for(run, waived=waived) as launcher, oci_probed(launcher, FOREVER) as sandbox:
         assert sandbox.sandbox_id
@@ -187,6 +209,7 @@ async def test_a_sandbox_weaker_than_asked_is_refused_by_name_and_removed(
 # ---------------------------------------------------------------- whoever is killed
 
 
+@BOTH
 async def test_without_its_keeper_a_sandbox_is_lost_and_the_next_ones_have_another(run: str) -> None:
     async with oci_launcher_for(run) as launcher:
         async with oci_probed(launcher, FOREVER) as sandbox:
@@ -200,6 +223,7 @@ async def test_without_its_keeper_a_sandbox_is_lost_and_the_next_ones_have_anoth
             assert (await sandbox.exited()).exit_code == 0
 
 
+@BOTH
 async def test_a_keeper_leaves_ctrl_c_and_sigterm_to_the_orchestrator(run: str) -> None:
     async with oci_launcher_for(run) as launcher, oci_probed(launcher, FOREVER) as sandbox:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -209,6 +233,7 @@ async def test_a_keeper_leaves_ctrl_c_and_sigterm_to_the_orchestrator(run: str) 
                 await sandbox.exited()
 
 
+@BOTH
 @pytest.mark.parametrize("changes", [{}, WRITABLE], ids=["read-only", "writable"])
 @pytest.mark.parametrize("keeper_too", [False, True])
 async def test_a_killed_orchestrator_leaves_nothing(
@@ -231,7 +256,8 @@ async def test_a_killed_orchestrator_leaves_nothing(
     else:
         await eventually(lambda: is_gone(keeper))
     reaped = await asyncio.to_thread(reap_directories)
-    assert reaped.containers == keeper_too
+    parents = OPTIONS["start"] == "fork" and not changes
+    assert reaped.containers == keeper_too * (1 + parents)
     await eventually(lambda: is_gone(int(pid)))
     assert list(temporary.iterdir()) == []
     assert not [group for group in control_group_folders() if group.name == name]
@@ -389,6 +415,7 @@ async def test_a_runtime_that_is_gone_costs_a_start_and_no_living_sandbox(
     assert list(temporary.iterdir()) == []
 
 
+@BOTH
 async def test_no_key_reaches_keeper_or_container(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "canary-77c1")
     async with oci_launcher_for(run) as launcher, oci_probed(launcher, FOREVER) as sandbox:

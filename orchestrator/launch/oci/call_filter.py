@@ -45,8 +45,8 @@ def _encoded(profile: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
-    """Raises EnvironmentUnusable."""
+def load_libseccomp() -> ctypes.CDLL:
+    """The library of this machine. Raises EnvironmentUnusable."""
     try:
         library = ctypes.CDLL(_LIBRARY, use_errno=True)
     except OSError as error:
@@ -65,7 +65,7 @@ def compiled(profile: Mapping[str, Any]) -> bytes:
     """The instructions, for this machine's architecture alone. `profile`: as the OCI runtime specification has it.
     Calls that this machine's kernel has under no name are left out: then the default holds. Raises
     EnvironmentUnusable."""
-    library = _library()
+    library = load_libseccomp()
     made = library.seccomp_init(_action(profile["defaultAction"], profile.get("defaultErrnoRet")))
     if not made:
         raise EnvironmentUnusable(f"{_LIBRARY} makes no filter of system calls")

@@ -25,7 +25,9 @@ def make_groups(config: Mapping[str, Any], state: str) -> list[int]:
     limits = dict(_limits(config["linux"]["resources"]))
     descriptors: list[int] = []
     try:
-        for group in groups.values():
+        for kind, group in groups.items():
+            if not kind:
+                _hand_on(os.path.dirname(group))
             os.mkdir(group)
             for name, value in limits.items():
                 file_name = os.path.join(group, name)
@@ -82,6 +84,16 @@ def _places(path: str) -> Iterator[tuple[str, str]]:
             if mounted:
                 place = path.lstrip("/") if path.startswith("/") else os.path.join(own.lstrip("/"), path)
                 yield kind, os.path.join(mounted, place)
+
+
+def _hand_on(folder: str) -> None:
+    """Lets groups of v2 in this folder have the limits that we set, where nobody has let them yet."""
+    file = os.path.join(folder, "cgroup.subtree_control")
+    with open(file) as text:
+        missing = {"cpu", "memory", "pids"}.difference(text.read().split())
+    if missing:
+        with open(file, "w") as text:
+            text.write(" ".join(f"+{name}" for name in sorted(missing)))
 
 
 def _limits(resources: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

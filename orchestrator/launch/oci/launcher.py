@@ -39,6 +39,7 @@ from orchestrator.launch.oci.machine import (
     missing_ranges,
     runtime_version,
     why_no_containers,
+    why_no_forks,
 )
 from orchestrator.launch.oci.mounts import MERGED, SHIFTED, UPPER, WRITTEN
 from orchestrator.launch.oci.namespaces import Namespaces
@@ -97,6 +98,8 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         """Raises EnvironmentUnusable; ConfigError for too little memory."""
         writable_places(spec.memory_bytes, UidPair(0, 0))
         if reason := why_no_containers():
+            raise EnvironmentUnusable(reason)
+        if self._forks and (reason := why_no_forks(self._runtime_name)):
             raise EnvironmentUnusable(reason)
         version = await asyncio.to_thread(runtime_version, find_oci_runtime(self._runtime_name))
         demand([*missing_limits(self._waived), *missing_ranges(spec, self._waived)])

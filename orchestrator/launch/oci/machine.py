@@ -9,6 +9,8 @@ from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.control_groups import CGROUPS, PROC, beside
 from orchestrator.launch.fitting import old_runc, too_big, too_many, too_much_memory
 from orchestrator.launch.hardening import ID_RANGES, NO_MEASURES
+from orchestrator.launch.names import is_gvisor
+from orchestrator.launch.oci.call_filter import load_libseccomp
 from orchestrator.launch.oci.program import find_oci_runtime
 from orchestrator.launch.oci.user_namespace import user_namespace
 from orchestrator.types import SandboxSpec
@@ -48,6 +50,19 @@ def why_no_containers() -> str | None:
     """Why this user cannot make containers; None: it can."""
     try:
         user_namespace()
+    except EnvironmentUnusable as error:
+        return str(error)
+    return None
+
+
+def why_no_forks(runtime: str) -> str | None:
+    """Why sandboxes cannot be forked here (`env.start fork`); None: they can. More shows when a parent starts."""
+    if is_gvisor(runtime):
+        return "env.start fork takes runc or crun: gVisor's sandboxes cannot be forked"
+    if os.geteuid() != 0:
+        return "env.start fork takes root: an ordinary user's sandboxes are run (--env.start run)"
+    try:
+        load_libseccomp()
     except EnvironmentUnusable as error:
         return str(error)
     return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.launch.oci.machine import why_no_forks
 from tests.fakes import oci_images
 from tests.integration.launch.probes import answer_of, answer_without_engine, launcher_for
 
@@ -39,6 +40,8 @@ def look(request: pytest.FixtureRequest, run: str) -> Look:
     """What a program in a sandbox of each launcher prints as JSON. Options are the launcher's."""
     if request.param != "docker":
         if (reason := oci_images.why_not()) is not None:
+            pytest.skip(reason)
+        if request.param == "oci-fork" and (reason := why_no_forks("runc")) is not None:
             pytest.skip(reason)
 
         async def look_without_engine(program: str, **options: Any) -> Any:

@@ -19,6 +19,7 @@ from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
+from orchestrator.launch.oci.machine import why_no_forks
 from orchestrator.launch.process import ProcessLauncher
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Confinement, SandboxSpec
@@ -67,6 +68,8 @@ async def candidate(
     elif request.param.startswith("oci"):
         runtime = next((name for name in ("runsc", "crun") if name in request.param), "runc")
         if (reason := oci_images.why_not(runtime)) is not None:
+            pytest.skip(reason)
+        if request.param == "oci-fork" and (reason := why_no_forks(runtime)) is not None:
             pytest.skip(reason)
         oci_images.stored_image()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

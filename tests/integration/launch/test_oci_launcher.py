@@ -24,7 +24,7 @@ from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci import launcher as oci_launcher
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.leftovers import remember, remove_containers
-from orchestrator.launch.oci.machine import runtime_version
+from orchestrator.launch.oci.machine import runtime_version, why_no_forks
 from orchestrator.launch.oci.program import find_oci_runtime
 from orchestrator.launch.reaper import reap_directories
 from tests.fakes import oci_images
@@ -62,6 +62,8 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How the launchers of this test start sandboxes."""
+    if getattr(request, "param", "run") == "fork" and (reason := why_no_forks("runc")) is not None:
+        pytest.skip(reason)
     monkeypatch.setitem(OPTIONS, "start", getattr(request, "param", "run"))
     monkeypatch.setenv("START", OPTIONS["start"])
 

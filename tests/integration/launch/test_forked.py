@@ -1,0 +1,228 @@
+"""Sandboxes that are forked from one parent: what they share, what they do not, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import EnvironmentUnusable, LaunchError, SandboxLostError
+from orchestrator.host.sandbox import parked_sandbox
+from orchestrator.launch.channels import PREFIX, Channels
+from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.oci import launcher as oci_launcher
+from orchestrator.launch.oci import parents
+from orchestrator.launch.oci.launcher import OciLauncher
+from orchestrator.launch.oci.machine import why_no_forks
+from orchestrator.launch.oci.sandbox import OciSandbox
+from tests.fakes import oci_images
+from tests.fakes.plans import a_sandbox
+from tests.integration.launch.probes import eventually, oci_launcher_for, oci_probed
+
+_WHY_NOT = oci_images.why_not() or why_no_forks("runc")
+pytestmark = [pytest.mark.docker, pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")]
+
+FOREVER = "import signal\nsignal.pause()"
+HANG_S = 120.0
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """TMPDIR of this test."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        yield Path(short)
+
+
+@pytest.fixture
+async def many(run: str, temporary: Path) -> Any:
+    """So many sandboxes at a time, as a run parks them, and their launcher."""
+    oci_images.stored_image()
+    launcher = OciLauncher(run, max_sandboxes=8, start="fork", advise=lambda line: None)
+    async with AsyncExitStack() as stack:
+        channels = stack.enter_context(Channels(run))
+
+        async def park(count: int) -> list[OciSandbox]:
+            known = set(launcher._live)
+            spec = a_sandbox(DEFAULT_IMAGE)
+            for _ in range(count):
+                await stack.enter_async_context(parked_sandbox(spec, launcher, channels.directory))
+            return [sandbox for name, sandbox in launcher._live.items() if name not in known]
+
+        yield launcher, park, stack
+    await launcher.aclose()
+    assert list(temporary.glob(f"{PREFIX}*/state/*")) == []
+
+
+def parent_of(pid: int) -> int:
+    return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def below(pid: int) -> list[int]:
+    """It, and all processes that come from it."""
+    return [pid, *(each for child in children(pid) for each in below(child))]
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def mounts_of(pid: int) -> int:
+    return len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
+
+
+def descriptors(pid: int) -> dict[str, str]:
+    return {entry.name: os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+# ---------------------------------------------------------------- what is shared, and what is not
+
+
+async def test_siblings_have_one_parent_and_nothing_else_in_common(many: Any) -> None:
+    _, park, _ = many
+    one, other = await park(2)
+    assert parent_of(one.pid) == parent_of(other.pid)
+    for kind in ("pid", "mnt", "net", "ipc", "uts", "cgroup"):
+        places = (one.pid, other.pid, parent_of(one.pid), "self")
+        spaces = {os.readlink(f"/proc/{place}/ns/{kind}") for place in places}
+        assert len(spaces) == 4, kind
+    assert os.readlink(f"/proc/{one.pid}/ns/user") != os.readlink("/proc/self/ns/user")
+    theirs = [{*descriptors(pid).values()} for sandbox in (one, other) for pid in below(sandbox.pid)]
+    parents_own = {*descriptors(parent_of(one.pid)).values()} - {"/dev/null"}
+    first, second = ({*theirs[0], *theirs[1], *theirs[2]}, {*theirs[3], *theirs[4], *theirs[5]})
+    shared = {name for name in first & second if re.match(r"socket|pipe|anon|pid:|mnt:", name)}
+    assert shared - {"anon_inode:[eventfd]", "anon_inode:[eventpoll]"} == set()
+    assert parents_own & (first | second) == set(), "nothing of the line to the keeper"
+
+
+async def test_root_inside_is_nobody_outside(many: Any) -> None:
+    _, park, _ = many
+    (sandbox,) = await park(1)
+    for pid in (sandbox.pid, parent_of(sandbox.pid)):
+        assert Path(f"/proc/{pid}").stat().st_uid == parents.ID_RANGES[0]["hostID"] > 1 << 30
+    status = Path(f"/proc/{parent_of(sandbox.pid)}/status").read_text()
+    assert int(re.findall(r"CapBnd:\s*(\w+)", status)[0], 16) == sum(1 << n for n in (6, 7, 8, 12, 21))
+
+
+_LOCKS = """
+import fcntl, json, os, sys, time
+first = open("/dev/null", "w")
+fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+taken = []
+second = open("/dev/null", "w")
+try:
+    fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    taken.append("by this very sandbox")
+left = [p for p in ("/tmp/left", "/dev/shm/left", "/workspace/left") if os.path.exists(p)]
+for path in ("/tmp/left", "/dev/shm/left"):
+    open(path, "w").write("x")
+os.environ["LEFT"] = "x"
+print(json.dumps({"taken": taken, "left": left, "shown": sorted(p for p in os.listdir("/proc") if p.isdecimal())}))
+sys.stdout.flush()
+time.sleep(2)
+"""
+
+
+async def test_locks_files_and_processes_of_one_are_not_seen_by_the_next(run: str) -> None:
+    with open("/dev/null", "w") as null:
+        async with oci_launcher_for(run, start="fork") as launcher:
+            async with oci_probed(launcher, _LOCKS) as first, oci_probed(launcher, _LOCKS) as second:
+                await eventually(lambda: fcntl.flock(null, fcntl.LOCK_EX | fcntl.LOCK_NB) is None)
+                said = [(await sandbox.exited(), sandbox.last_words)[1] for sandbox in (first, second)]
+    assert said == ['{"taken": ["by this very sandbox"], "left": [], "shown": ["1"]}'] * 2
+
+
+# ---------------------------------------------------------------- whoever ends
+
+
+async def test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another(many: Any) -> None:
+    _, park, _ = many
+    one, other = await park(2)
+    os.kill(old := parent_of(one.pid), signal.SIGKILL)
+    for sandbox in (one, other):
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(SandboxLostError, match="forked from"):
+                await sandbox.exited()
+    (next_one,) = await park(1)
+    assert parent_of(next_one.pid) != old
+
+
+async def test_parents_are_renewed_and_the_old_one_ends_with_its_last_child(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parents, "MOST_FORKS", 2)
+    async with oci_launcher_for(run, start="fork") as launcher:
+        async with oci_probed(launcher, FOREVER) as first:
+            old = parent_of(first.pid)
+            async with oci_probed(launcher, FOREVER) as second, oci_probed(launcher, FOREVER) as third:
+                assert parent_of(second.pid) == old != parent_of(third.pid)
+            assert Path(f"/proc/{old}").exists()
+        await eventually(lambda: not Path(f"/proc/{old}").exists())
+
+
+async def test_forks_leave_nothing_behind(run: str, many: Any) -> None:
+    launcher, park, _ = many
+    (first,) = await park(1)
+    parent = parent_of(first.pid)
+    keeper = parent_of(parent)
+
+    def state() -> tuple[int, ...]:
+        return len(descriptors(parent)), len(descriptors(keeper)), mounts_of(parent), mounts_of(keeper)
+
+    before, memory = state(), resident_bytes(parent)
+    for _ in range(8):
+        async with AsyncExitStack() as stack:
+            await asyncio.gather(*(_parked_once(launcher, stack, run) for _ in range(5)))
+    await eventually(lambda: state() == before)
+    assert children(parent) == [first.pid], "no zombies"
+    assert resident_bytes(parent) < memory + (2 << 20)
+
+
+async def _parked_once(launcher: OciLauncher, stack: AsyncExitStack, run: str) -> None:
+    channels = stack.enter_context(Channels(run))
+    await stack.enter_async_context(parked_sandbox(a_sandbox(DEFAULT_IMAGE), launcher, channels.directory))
+
+
+def resident_bytes(pid: int) -> int:
+    return int(re.findall(r"VmRSS:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())[0]) * 1024
+
+
+# ---------------------------------------------------------------- what cannot work
+
+
+async def test_a_parent_that_imports_threads_is_refused_by_name(
+    run: str, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    threads = "import sys, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
+    runs = "sys.argv[:] = ['parent.py']; import runpy; "
+    runs += "runpy.run_path('/opt/sandbox/app/sandbox/boot/parent.py', run_name='__main__')"
+
+    def threaded(*given: Any) -> Any:
+        config = original(*given)
+        config["process"]["args"] = [config["process"]["args"][0], "-P", "-c", threads + runs]
+        return config
+
+    original = oci_launcher.parent_bundle
+    monkeypatch.setattr(oci_launcher, "parent_bundle", threaded)
+    async with oci_launcher_for(run, start="fork") as launcher:
+        with pytest.raises(LaunchError, match="nothing can be forked: what it imports starts 1 threads"):
+            async with oci_probed(launcher, FOREVER):
+                pytest.fail("it must not be used")
+    assert list(temporary.iterdir()) == []
+
+
+async def test_gvisor_is_refused_by_name(run: str) -> None:
+    launcher = OciLauncher(run, max_sandboxes=1, start="fork", runtime="runsc")
+    with pytest.raises(EnvironmentUnusable, match="gVisor's sandboxes cannot be forked"):
+        await launcher.check(a_sandbox(DEFAULT_IMAGE))
+    await launcher.aclose()

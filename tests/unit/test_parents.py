@@ -1,0 +1,110 @@
+"""Parents of forked sandboxes: when one is started, renewed and ended."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.launch.contents import Contents
+from orchestrator.launch.oci import parents
+from orchestrator.launch.oci.parents import ID_RANGES, Parents, parent_bundle
+from orchestrator.launch.oci.store import StoredImage
+from orchestrator.launch.uids import FIRST_UID, LAST_UID
+
+ONE, OTHER = (StoredImage(digest, Path("/", digest), {}, 0) for digest in ("one", "other"))
+
+
+class Started:
+    """What was started and removed, in order."""
+
+    def __init__(self) -> None:
+        self.images: list[str] = []
+        self.live: list[str] = []
+        self.fails = False
+
+    async def start(self, name: str, image: StoredImage) -> None:
+        await asyncio.sleep(0)
+        self.images.append(image.digest)
+        self.live.append(name)
+        if self.fails:
+            raise LaunchError("no")
+
+    async def remove(self, name: str) -> None:
+        self.live.remove(name)
+
+
+@pytest.fixture
+def started() -> Started:
+    return Started()
+
+
+async def test_an_image_has_one_parent_however_many_ask_at_once(started: Started) -> None:
+    made = Parents(started.start, started.remove)
+    names = await asyncio.gather(*(made.lease(ONE) for _ in range(5)), made.lease(OTHER))
+    assert len(set(names[:5])) == 1
+    assert names[5] not in names[:5]
+    assert sorted(started.images) == ["one", "other"]
+
+
+async def test_a_parent_is_renewed_and_ends_with_its_last_child(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parents, "MOST_FORKS", 2)
+    made = Parents(started.start, started.remove)
+    first, again, second = [await made.lease(ONE) for _ in range(3)]
+    assert first == again != second
+    await made.release(first)
+    assert started.live == [first, second]
+    await made.release(first)
+    assert started.live == [second]
+    await made.release(second)
+    assert started.live == [second], "the newest is kept for the next one"
+
+
+async def test_a_parent_that_nobody_has_ends_when_it_is_renewed(started: Started) -> None:
+    now_s = 0.0
+    made = Parents(started.start, started.remove, clock=lambda: now_s)
+    old = await made.lease(ONE)
+    await made.release(old)
+    now_s = parents.MOST_S + 1
+    new = await made.lease(ONE)
+    assert new != old
+    assert started.live == [new]
+
+
+@pytest.mark.parametrize("how", ["ended", "lost"])
+async def test_nothing_more_is_forked_from_one_that_has_ended(started: Started, how: str) -> None:
+    made = Parents(started.start, started.remove)
+    first = await made.lease(ONE)
+    watched = made.all[first]
+    watched.ended(9, "") if how == "ended" else watched.lose(SandboxLostError("gone"))
+    second = await made.lease(ONE)
+    assert second != first
+    await made.release(first)
+    assert started.live == [second]
+
+
+async def test_one_that_does_not_start_is_removed_and_the_next_lease_tries_again(started: Started) -> None:
+    made = Parents(started.start, started.remove)
+    started.fails = True
+    with pytest.raises(LaunchError):
+        await made.lease(ONE)
+    assert (started.live, made.all) == ([], {})
+    started.fails = False
+    assert await made.lease(ONE) in started.live
+
+
+def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespace() -> None:
+    config = parent_bundle(Path("/image"), Contents("/runtime", {"KEY": "of the image"}), "/group")
+    assert "KEY" not in str(config)
+    assert "channel" not in str(config["mounts"])
+    assert {"type": "user"} in config["linux"]["namespaces"]
+    assert config["process"]["noNewPrivileges"]
+    assert config["root"]["readonly"]
+    assert all(told["hostID"] != 0 for told in config["linux"]["uidMappings"])
+    assert config["linux"]["resources"]["devices"] == [{"allow": False, "access": "rwm"}]
+    inside = [number for told in ID_RANGES for number in (told["containerID"], told["size"])]
+    assert inside == [0, FIRST_UID, FIRST_UID, LAST_UID + 1 - FIRST_UID, LAST_UID + 1, 65_536 - LAST_UID - 1]

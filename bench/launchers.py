@@ -1,4 +1,4 @@
-"""Docker and the OCI runtime itself, in turns: the same sandboxes, the same rollouts, what each costs.
+"""Docker, the OCI runtime itself and forked sandboxes, in turns: the same rollouts, and what each costs.
 
 Memory is what the whole machine has less of while many sandboxes are parked: shims, daemons, page tables and all.
 """
@@ -29,8 +29,8 @@ from orchestrator.launch.oci.machine import why_not_here
 from orchestrator.launch.oci.program import USUAL
 from tests.fakes.oci_images import stored_image
 
-TITLE = "Docker beside an OCI runtime without a daemon"
-DOCKER, OCI = "docker", "oci"
+TITLE = "Docker beside an OCI runtime without a daemon, and beside forked sandboxes"
+DOCKER, OCI, FORK = KINDS = ("docker", "oci", "fork")
 STEPS, COMPLETION_S = 4, 0.5
 MB = 1_000_000
 SETTLING_S = 3.0
@@ -49,26 +49,26 @@ async def measure(scale: Scale) -> Findings:
 
 def _launcher(kind: str, run_id: str, sandboxes: int) -> Launcher:
     return make_launcher(
-        kind,
+        OCI if kind == FORK else kind,
         run_id,
         max_sandboxes=sandboxes,
         waived=NO_MEASURES,
         allow_localhost_tcp=False,
         oci_runtime=USUAL[0],
-        start="run",
+        start="fork" if kind == FORK else "run",
         advise=lambda line: None,
     )
 
 
 async def _starts(found: Findings, scale: Scale) -> None:
-    parked: dict[str, list[float]] = {DOCKER: [], OCI: []}
-    removed: dict[str, list[float]] = {DOCKER: [], OCI: []}
+    parked: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    removed: dict[str, list[float]] = {kind: [] for kind in KINDS}
     run_id, spec = secrets.token_hex(8), sandbox_spec()
     async with AsyncExitStack() as stack:
         channels = stack.enter_context(Channels(run_id))
         launchers = {kind: _launcher(kind, f"{run_id}-{kind}", 1) for kind in parked}
         for number in range(-1, scale.pick(1, 20, 60)):
-            for kind in (DOCKER, OCI) if number % 2 else (OCI, DOCKER):
+            for kind in KINDS if number % 2 else reversed(KINDS):
                 started = time.perf_counter()
                 async with parked_sandbox(spec, launchers[kind], channels.directory):
                     there = time.perf_counter()
@@ -79,7 +79,7 @@ async def _starts(found: Findings, scale: Scale) -> None:
             await launcher.aclose()
     for kind in parked:
         found.add(f"create to parked, {kind}, p50", p50(parked[kind]) * 1e3, "ms")
-    _ratio(found, scale, "create to parked, oci / docker", parked, at_most=0.6)
+    _ratio(found, scale, "create to parked", parked, {(OCI, DOCKER): 0.6, (FORK, DOCKER): 0.2, (FORK, OCI): 0.35})
     for kind in removed:
         found.add(f"removal, {kind}, p50", p50(removed[kind]) * 1e3, "ms")
     found.samples |= {f"parked, {kind}, s": values for kind, values in parked.items()}
@@ -88,38 +88,46 @@ async def _starts(found: Findings, scale: Scale) -> None:
 async def _jobs(found: Findings, scale: Scale) -> None:
     groups, group_size = scale.pick((1, 2), (8, 8), (8, 8))
     rollouts = groups * group_size
-    wall: dict[str, list[float]] = {DOCKER: [], OCI: []}
-    cpu: dict[str, list[float]] = {DOCKER: [], OCI: []}
-    own: dict[str, list[float]] = {DOCKER: [], OCI: []}
+    wall: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    cpu: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    own: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with endpoint(scale.pick(0.05, COMPLETION_S, COMPLETION_S), STEPS) as server:
         meter = await CpuMeter.open(scale.pick(0.2, 3.0, 10.0), [server.pid])
         for pair in range(scale.pick(1, 3, 6)):
-            for kind in (DOCKER, OCI) if pair % 2 else (OCI, DOCKER):
+            for kind in KINDS if pair % 2 else reversed(KINDS):
                 wall_s, cpu_s, inside_s = await _job(kind, server, meter, groups, group_size)
                 wall[kind].append(wall_s)
                 cpu[kind].append(cpu_s / rollouts)
                 own[kind].append(inside_s / rollouts)
     for kind in wall:
         found.add(f"{rollouts} rollouts, {kind}", p50(wall[kind]), "s")
-    _ratio(found, scale, f"{rollouts} rollouts, oci / docker", wall)
+    _ratio(found, scale, f"{rollouts} rollouts", wall, {(OCI, DOCKER): None, (FORK, OCI): None})
     for kind in own:
         found.add(f"CPU in the sandbox per rollout, {kind}", p50(own[kind]), "CPU-s", note="from its cgroup")
     for kind in cpu:
         value = None if meter.trouble else p50(cpu[kind])
         found.add(f"CPU per rollout, {kind}", value, "CPU-s", note=meter.trouble or "everything included")
     if not meter.trouble:
-        _ratio(found, scale, "CPU per rollout, oci / docker", cpu, at_most=0.65)
-        found.add("rollouts per core-hour, oci", 3600 / p50(cpu[OCI]), "")
-        found.add("rollouts per core-hour, docker", 3600 / p50(cpu[DOCKER]), "")
+        _ratio(found, scale, "CPU per rollout", cpu, {(OCI, DOCKER): 0.65, (FORK, OCI): 0.5})
+        for kind in KINDS:
+            least = {"at_least": 40_000} if kind == FORK and scale is not Scale.TINY else {}
+            found.add(f"rollouts per core-hour, {kind}", 3600 / p50(cpu[kind]), "", **least)
     found.samples |= {f"{rollouts} rollouts, {kind}, s": values for kind, values in wall.items()}
     found.samples |= {f"CPU per rollout, {kind}": values for kind, values in cpu.items()}
 
 
 def _ratio(
-    found: Findings, scale: Scale, what: str, values: dict[str, list[float]], at_most: float | None = None
+    found: Findings,
+    scale: Scale,
+    what: str,
+    values: dict[str, list[float]],
+    pairs: dict[tuple[str, str], float | None],
 ) -> None:
-    bound = {} if at_most is None or scale is Scale.TINY else {"at_most": at_most}
-    found.add(what, ratio_of_pairs(values[OCI], values[DOCKER]), "x", note="median of pairs", **bound)
+    """`pairs`: of which kinds, and the most that the ratio may be."""
+    for (one, other), at_most in pairs.items():
+        bound = {} if at_most is None or scale is Scale.TINY else {"at_most": at_most}
+        name = f"{what}, {one} / {other}"
+        found.add(name, ratio_of_pairs(values[one], values[other]), "x", note="median of pairs", **bound)
 
 
 async def _job(
@@ -127,7 +135,8 @@ async def _job(
 ) -> tuple[float, float, float]:
     """(wall clock, CPU seconds of everything, CPU seconds inside the sandboxes)."""
     sizes = ("--groups", groups, "--group-size", group_size, "--sandboxes", 2 * group_size)
-    async with program("bench.rollouts", "--endpoint", server.base_url, "--launcher", kind, *sizes) as ready:
+    how = ("--launcher", "oci", "--start", "fork") if kind == FORK else ("--launcher", kind)
+    async with program("bench.rollouts", "--endpoint", server.base_url, *how, *sizes) as ready:
         before, started = meter.now(), time.perf_counter()
         lines = await ready.go()
         wall_s, cpu_s = time.perf_counter() - started, meter.since(before)
@@ -139,18 +148,19 @@ async def _job(
 
 async def _memory(found: Findings, scale: Scale) -> None:
     many = scale.pick(2, 32, 64)
-    each: dict[str, list[float]] = {DOCKER: [], OCI: []}
+    each: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for pair in range(scale.pick(1, 3, 6)):
-        for kind in (DOCKER, OCI) if pair % 2 else (OCI, DOCKER):
+        for kind in KINDS if pair % 2 else reversed(KINDS):
             each[kind].append(await _parked_bytes(kind, many) / many)
     for kind, values in each.items():
         spread = f"{min(values) / MB:.1f} to {max(values) / MB:.1f}"
         note = f"{many} parked, all included; {spread} in {len(values)} turns"
         found.add(f"memory per parked sandbox, {kind}", p50(values) / MB, "MB", note=note)
-    _ratio(found, scale, "memory per parked sandbox, oci / docker", each)
+    _ratio(found, scale, "memory per parked sandbox", each, {(OCI, DOCKER): None, (FORK, OCI): None})
     if scale is Scale.FULL:
-        used = await _parked_bytes(OCI, 500)
-        found.add("500 live sandboxes, oci: memory of all", used / MB, "MB")
+        for kind, count in ((OCI, 500), (FORK, 2000)):
+            used = await _parked_bytes(kind, count)
+            found.add(f"{count} live sandboxes, {kind}: memory of all", used / MB, "MB")
 
 
 async def _parked_bytes(kind: str, many: int) -> int:

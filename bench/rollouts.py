@@ -142,6 +142,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--sandboxes", type=int, default=8)
     parser.add_argument("--launcher", default="docker")
+    parser.add_argument("--start", default="run")
     parser.add_argument("--metrics-port", help="where metrics are served; default: nowhere")
     parser.add_argument("--page", type=Path, help="a file for the live page's address; default: no page")
     parser.add_argument("--otlp", help="where spans are sent; default: nowhere")
@@ -158,6 +159,7 @@ def main() -> None:
         group_size=given.group_size,
         max_concurrent_sandboxes=given.sandboxes,
         launcher=given.launcher,
+        start=given.start,
         metrics_port=given.metrics_port,
         view_port="0" if given.page else None,
     )

@@ -13,12 +13,10 @@ import resource
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from sandbox.pid1.filter import filter_calls, libc
-
-if TYPE_CHECKING:
-    from sandbox.boot.parent import Request
 
 FILTER = "sandbox.filter"  # the annotation with the filter of system calls, compiled, in base64
 _MOST_BYTES = 1 << 20
@@ -58,7 +56,39 @@ _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7}
 _UP, _GET_FLAGS, _SET_FLAGS = 1, 0x8913, 0x8914  # of a network interface
 
 
-def enter(request: "Request") -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sandbox. Of descriptors there are, in this order: the bundle's configuration, where the sandbox prints,
+    what to write to when it is sealed, a detached mount for each of the places `trees`, and the file of processes
+    of each control group."""
+
+    name: str
+    trees: tuple[str, ...]
+    descriptors: list[int]
+
+    @property
+    def configuration(self) -> int:
+        return self.descriptors[0]
+
+    @property
+    def output(self) -> int:
+        return self.descriptors[1]
+
+    @property
+    def sealed(self) -> int:
+        return self.descriptors[2]
+
+    @property
+    def mounts(self) -> dict[str, int]:
+        """By place."""
+        return dict(zip(self.trees, self.descriptors[3:], strict=False))
+
+    @property
+    def groups(self) -> list[int]:
+        return self.descriptors[3 + len(self.trees) :]
+
+
+def enter(request: Request) -> list[str]:
     """The arguments of the program, which the caller is to run: it is imported. Any other program is executed, and
     this does not return. Raises OSError where a part cannot be had; then nothing has been run.
 

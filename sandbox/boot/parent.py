@@ -20,9 +20,9 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from sandbox.boot.entering import Request, enter
 from sandbox.boot.packed import PackedImports
 from sandbox.pid1.filter import libc
 
@@ -31,38 +31,6 @@ _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _OWN = {0, 1, 2, LINE}
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One sandbox. Of descriptors there are, in this order: the bundle's configuration, where the sandbox prints,
-    what to write to when it is sealed, a detached mount for each of the places `trees`, and the file of processes
-    of each control group."""
-
-    name: str
-    trees: tuple[str, ...]
-    descriptors: list[int]
-
-    @property
-    def configuration(self) -> int:
-        return self.descriptors[0]
-
-    @property
-    def output(self) -> int:
-        return self.descriptors[1]
-
-    @property
-    def sealed(self) -> int:
-        return self.descriptors[2]
-
-    @property
-    def mounts(self) -> dict[str, int]:
-        """By place."""
-        return dict(zip(self.trees, self.descriptors[3:], strict=False))
-
-    @property
-    def groups(self) -> list[int]:
-        return self.descriptors[3 + len(self.trees) :]
 
 
 def unfit() -> str:
@@ -140,8 +108,6 @@ class Parent:
             os.close(descriptor)
 
     def _be_child(self, request: Request) -> NoReturn:
-        from sandbox.boot.entering import enter
-
         status = 70
         try:
             signal.set_wakeup_fd(-1)
@@ -177,7 +143,6 @@ class Parent:
 def main() -> int:
     """0: the keeper has hung up; 1: nothing may be forked from here."""
     with PackedImports():
-        from sandbox.boot import entering  # noqa: F401 - children find it imported
         from sandbox.boot.imported import imported
 
     become = imported()

@@ -10,12 +10,10 @@ import selectors
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from orchestrator.launch.oci import groups, mounts
-
-if TYPE_CHECKING:
-    from orchestrator.launch.oci.keeper import Container, Keeper
+from orchestrator.launch.oci.kept import Container, Keeping
 
 _RUNTIME = "/opt/sandbox"  # which the parent has itself
 _MOST_BYTES = 1 << 16
@@ -87,10 +85,10 @@ class Fork:
 class Forking:
     """Of one keeper."""
 
-    def __init__(self, keeper: "Keeper") -> None:
+    def __init__(self, keeper: Keeping) -> None:
         self._keeper = keeper
 
-    def make_parent(self, container: "Container", name: str, lower: str, maps: Sequence[str], owner: int) -> int:
+    def make_parent(self, container: Container, name: str, lower: str, maps: Sequence[str], owner: int) -> int:
         """The descriptor that the parent finds under the number 3; the caller closes it. Raises OSError."""
         self._keeper.own_mounts()
         container.forks = line = ParentLine()
@@ -102,7 +100,7 @@ class Forking:
             raise
         return line.theirs
 
-    def fork(self, container: "Container", name: str, bundle: str, parent: str) -> None:
+    def fork(self, container: Container, name: str, bundle: str, parent: str) -> None:
         """Asks the parent; the sandbox is told of when it is sealed."""
         container.fork = fork = Fork(parent, bundle)
         source = self._keeper.containers.get(parent)
@@ -137,7 +135,7 @@ class Forking:
         selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
         selector.register(fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, name))
 
-    def lose(self, parent: "Container", name: str) -> None:
+    def lose(self, parent: Container, name: str) -> None:
         """The parent has ended, and the kernel all that was forked from it. What it told before counts."""
         while parent.forks.fileno() >= 0:
             self._hear(parent, name)
@@ -151,7 +149,7 @@ class Forking:
                 self._keeper.tell(lost=each, said="the process that it was forked from has ended")
                 self._keeper.remove_if_wanted(each)
 
-    def forget(self, container: "Container", name: str) -> None:
+    def forget(self, container: Container, name: str) -> None:
         """It is removed."""
         if container.forks is not None:
             self._hang_up(container)
@@ -161,7 +159,7 @@ class Forking:
 
     # ------------------------------------------------------------ what is heard
 
-    def _hear(self, parent: "Container", name: str) -> None:
+    def _hear(self, parent: Container, name: str) -> None:
         match parent.forks.hear():
             case None:
                 self._hang_up(parent)
@@ -179,7 +177,7 @@ class Forking:
             case {"ended": ended, "status": status}:
                 self._ended(ended, status)
 
-    def _hear_sealed(self, container: "Container", name: str) -> None:
+    def _hear_sealed(self, container: Container, name: str) -> None:
         """It is sealed; or it has ended before, which its parent tells."""
         fork = container.fork
         self._keeper.selector.unregister(fork.sealed)
@@ -190,7 +188,7 @@ class Forking:
             container.starting = False
             self._tell_if_started(container)
 
-    def _tell_if_started(self, container: "Container") -> None:
+    def _tell_if_started(self, container: Container) -> None:
         """When it is known that it is sealed, and which process it is."""
         if container.pid and not container.starting:
             with open(os.path.join(container.fork.bundle, "pid"), "w") as file:  # as runtimes do it
@@ -206,7 +204,7 @@ class Forking:
         else:
             self._keeper.ended(name, status)
 
-    def _fail(self, container: "Container", name: str, why: str) -> None:
+    def _fail(self, container: Container, name: str, why: str) -> None:
         self._close(container.fork)
         self._keeper.fail(name, why)
 
@@ -216,7 +214,7 @@ class Forking:
                 self._keeper.selector.unregister(fork.sealed)
         fork.close()
 
-    def _hang_up(self, parent: "Container") -> None:
+    def _hang_up(self, parent: Container) -> None:
         if parent.forks.fileno() >= 0:
             self._keeper.selector.unregister(parent.forks)
             parent.forks.close()

@@ -39,61 +39,17 @@ if __name__ == "__main__":
     sys.path.append(__file__.rsplit(os.sep, 4)[0])
 
 from orchestrator.launch.oci import groups
+from orchestrator.launch.oci.kept import Container, Output
 
 CALL_S = 60.0  # a runtime that takes longer is killed
 _LAST_S = 120.0  # when the orchestrator is gone: what is not removed by then is left to the reaper
-_TAIL_BYTES = 4000
 _COPIES = 4  # of one state there are two at most, but one may be late to go
-_LAST_PIECES = 4
 _LINE_BYTES = 1 << 16
 _PR_SET_CHILD_SUBREAPER = 36
 _ADDR_NO_RANDOMIZE = 0x0040000
 _NOT_OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the orchestrator decides when its sandboxes end
 _NOT_STARTED = 127 << 8  # a wait status, as a shell's
 _GONE = "does not exist"  # what runtimes say of a container they do not know
-
-
-class Output:
-    """What the runtime prints, and a container that it starts: the end of it. `readable` -1: there is no pipe."""
-
-    def __init__(self) -> None:
-        self.readable = -1
-        self.tail = b""
-
-    def read(self, most: int = 1) -> bool:
-        """Reads at most so many pieces, so that no writer can hold up the others. False: nobody can write any
-        more."""
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(most if self.readable >= 0 else 0):
-                chunk = os.read(self.readable, _LINE_BYTES)
-                if not chunk:
-                    return False
-                self.tail = (self.tail + chunk)[-_TAIL_BYTES:]
-        return True
-
-    def last_words(self) -> str:
-        self.read(most=_LAST_PIECES)
-        return self.tail.decode("utf-8", "replace").strip()
-
-
-class Container:
-    """From the call that starts it to the one that removes it. `pid` 0: it is being started, did not start, or has
-    ended. `output` is empty if another keeper started it."""
-
-    def __init__(self, *, starting: bool = False) -> None:
-        self.output = Output()
-        self.pid = 0
-        self.has_ended = False  # it has run, and none of its processes is left
-        self.starting = starting
-        self.root = ""  # the folder in which its writable root is mounted
-        self.inodes = 0  # that the root may have
-        self.still = self.killed = False
-        self.copies: list[tuple[str, str]] = []  # (whose root it is of, folder), which are layers of this one's
-        self.deleting = False
-        self.removals: list[int] = []  # the calls that ask for its removal
-        self.call = 0  # the call that starts it
-        self.forks: Any = None  # of a parent: its `ParentLine`
-        self.fork: Any = None  # of one that is forked: its `Fork`
 
 
 class Keeper:
@@ -107,7 +63,7 @@ class Keeper:
         self.containers: dict[str, Container] = {}
         self._running: dict[int, tuple[float, Callable[[int], None]]] = {}  # of the runtime: deadline, what next
         self._strays: dict[int, int] = {}  # children that ended before it was known whose they are
-        self.selector = selectors.DefaultSelector()
+        self.selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._until_s = math.inf  # set when the orchestrator has hung up
         self._has_mounts = False  # of its own
         self._forking: Any = None  # a `Forking`, where there are parents

@@ -20,11 +20,12 @@ from sandbox.pid1.filter import filter_calls, libc
 
 FILTER = "sandbox.filter"  # the annotation with the filter of system calls, compiled, in base64
 _MOST_BYTES = 1 << 20
-_ROOT = "/run/channel"  # where the new root is made: a folder that every image has
+_ROOT = "/root"  # where the new one is made
 _RUNTIME = "/opt/sandbox"
 _PROGRAM = ["/opt/sandbox/bin/python", "-P", "/opt/sandbox/app/sandbox/__main__.py"]
 
 _NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000  # mounts, groups, host name, IPC, network
+_NEW_USERS = 0x10000000
 _READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS, _REMOUNT, _BIND, _REC = 1, 2, 4, 8, 32, 4096, 16384
 _PRIVATE = 1 << 18
 _FLAGS = {
@@ -37,20 +38,13 @@ _FLAGS = {
     "strictatime": 1 << 24,
 }
 _DETACH = 2
-_OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same for all architectures
-_CLONE_TREE, _HERE, _EMPTY_FROM = 1, -100, 4
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2 = 428, 429, 437  # the same for all architectures
+_RESOLVE_IN_ROOT = 0x10
+_CLONE_TREE, _HERE, _EMPTY_FROM, _FOLLOW_TO = 1, -100, 4, 0x10
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _KEYCTL, _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_LINKS = {
-    "fd": "/proc/self/fd",
-    "stdin": "/proc/self/fd/0",
-    "stdout": "/proc/self/fd/1",
-    "stderr": "/proc/self/fd/2",
-    "core": "/proc/kcore",
-    "ptmx": "pts/ptmx",
-}
 _BOUNDING_DROP, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 24, 38, 47, 4
+_NAMESPACE, _FREE = 3, 64  # where a program finds its agent's namespace; a number above all descriptors here
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7}
 _UP, _GET_FLAGS, _SET_FLAGS = 1, 0x8913, 0x8914  # of a network interface
@@ -58,11 +52,16 @@ _UP, _GET_FLAGS, _SET_FLAGS = 1, 0x8913, 0x8914  # of a network interface
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sandbox. Of descriptors there are, in this order: the bundle's configuration, where the sandbox prints,
-    what to write to when it is sealed, a detached mount for each of the places `trees`, and the file of processes
-    of each control group."""
+    """One sandbox. `agent`: for one that has a user namespace for its agent: the uid that owns it, its maps (as in
+    /proc/PID/uid_map, of users and of groups), and the most processes of all its users.
+
+    Of descriptors there are, in this order: the bundle's configuration, where the sandbox prints, what to write to
+    when it is sealed, a detached mount for each of the places `trees`, and the file of processes of each control
+    group.
+    """
 
     name: str
+    agent: Mapping[str, Any] | None
     trees: tuple[str, ...]
     descriptors: list[int]
 
@@ -112,10 +111,14 @@ def enter(request: Request) -> list[str]:
     for limit in process["rlimits"]:
         resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
     _write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
-    nothing = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(nothing, 0)
-    sealed = os.dup2(request.sealed, 3)
-    os.closerange(4, 1 << 20)
+    agent = -1 if request.agent is None else _agent_namespace(**request.agent)
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    sealed = fcntl.fcntl(request.sealed, fcntl.F_DUPFD_CLOEXEC, _FREE)
+    if agent >= 0:
+        os.dup2(agent, _NAMESPACE)
+        os.set_inheritable(_NAMESPACE, True)
+    os.closerange(_NAMESPACE + (agent >= 0), sealed)
+    os.closerange(sealed + 1, 1 << 20)
     os.environ.update(entry.split("=", 1) for entry in process["env"])
     _give_up(process["capabilities"]["bounding"])
     libc("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -130,57 +133,85 @@ def enter(request: Request) -> list[str]:
 
 
 def _make_root(config: Mapping[str, Any], trees: Mapping[str, int]) -> None:
-    """The root of the parent once more, with the mounts of this sandbox, and nothing else of the parent's."""
+    """What the keeper handed over, with the mounts of this sandbox; of the parent's, the runtime alone."""
     _mount(None, "/", None, _REC | _PRIVATE)
     runtime = libc("syscall", _OPEN_TREE, _HERE, _RUNTIME.encode(), _CLONE_TREE | os.O_CLOEXEC)
-    trees = {**trees, _RUNTIME: runtime}
-    _mount("/", _ROOT, None, _BIND)
-    _mount(None, _ROOT, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
+    _move(trees["/"], _ROOT)
+    root = os.open(_ROOT, os.O_PATH | os.O_DIRECTORY)
     for told in config["mounts"]:
-        _mount_one(told, trees)
+        target, kind, options = told["destination"], told["type"], told["options"]
+        tree = runtime if target == _RUNTIME else trees.get(target, -1)
+        flags = sum(_FLAGS.get(option, 0) for option in options)
+        if kind == "cgroup":
+            _mount_groups(root, target, flags)
+        elif tree < 0:
+            data = ",".join(option for option in options if option not in _FLAGS)
+            _mount(kind, _place(root, target), kind, flags, data)
+        else:
+            _move(tree, _place(root, target))
+            if kind == "bind":
+                _mount(None, _place(root, target), None, flags | _REMOUNT | _BIND)
     os.chdir(_ROOT)
     libc("syscall", _PIVOT_ROOT[os.uname().machine], b".", b".")
     libc("umount2", b".", _DETACH)
     os.chdir("/")
 
 
-def _mount_one(told: Mapping[str, Any], trees: Mapping[str, int]) -> None:
-    target, kind, options = told["destination"], told["type"], told["options"]
-    place = _ROOT + target
-    flags = sum(_FLAGS.get(option, 0) for option in options)
-    data = ",".join(option for option in options if option not in _FLAGS)
-    if target in trees:
-        os.makedirs(place, exist_ok=True)
-        _move(trees[target], place)
-        if kind == "bind":
-            _mount(None, place, None, flags | _REMOUNT | _BIND)
-    elif kind == "cgroup":
-        _mount_groups(place, flags)
-    else:
-        os.makedirs(place, exist_ok=True)
-        _mount(kind, place, kind, flags, data)
-        if target == "/dev":
-            _make_devices(place)
+def _place(root: int, target: str) -> str:
+    """A path to the folder `target` as a process with that root finds it, whatever links an agent or an image has
+    put there. It is made where there is none."""
+    at, names = root, target.strip("/").split("/")
+    for count, name in enumerate(names, 1):
+        try:
+            following = _open_in(root, "/".join(names[:count]))
+        except FileNotFoundError:
+            os.mkdir(name, 0o755, dir_fd=at)
+            following = _open_in(root, "/".join(names[:count]))
+        at = following
+    return f"/proc/self/fd/{at}"
 
 
-def _make_devices(place: str) -> None:
-    """The parent's: nobody can make one in a user namespace."""
-    for name in _DEVICES:
-        os.close(os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        _mount(f"/dev/{name}", f"{place}/{name}", None, _BIND)
-        _mount(None, f"{place}/{name}", None, _REMOUNT | _BIND | _NO_SUID | _NO_PROGRAMS)
-    for name, target in _LINKS.items():
-        os.symlink(target, f"{place}/{name}")
+def _open_in(root: int, path: str) -> int:
+    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY, 0, _RESOLVE_IN_ROOT)
+    return libc("syscall", _OPENAT2, root, os.fsencode(path), how, len(how))
 
 
-def _mount_groups(place: str, flags: int) -> None:
+def _agent_namespace(owner: int, maps: Sequence[str], processes: int) -> int:
+    """A descriptor of a new user namespace, below this one. A process of the owner's makes it, which ends."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+            os.setresgid(owner, owner, owner)
+            os.setresuid(owner, owner, owner)
+            libc("unshare", _NEW_USERS)
+            socket.send_fds(theirs, [b"x"], [os.open("/proc/self/ns/user", os.O_RDONLY)])
+            theirs.recv(1)
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours:
+        message, namespaces, _, _ = socket.recv_fds(ours, 1, 1)
+        if not message:
+            raise OSError(0, "the kernel makes no user namespace (see /proc/sys/user/max_user_namespaces)")
+        for name, text in zip(("uid_map", "gid_map"), maps, strict=True):
+            _write(f"/proc/{pid}/{name}", text)
+    os.waitpid(pid, 0)
+    (namespace,) = namespaces
+    return namespace
+
+
+def _mount_groups(root: int, target: str, flags: int) -> None:
     """The hierarchies that this process has a group of its own in: all of v2, or each of v1."""
     with open("/proc/self/cgroup") as file:
         kinds = [line.split(":")[1] for line in file]
     if kinds == [""]:
-        _mount("cgroup", place, "cgroup2", flags)
+        _mount("cgroup", _place(root, target), "cgroup2", flags)
         return
-    _mount("tmpfs", place, "tmpfs", flags & ~_READ_ONLY, "mode=755,size=65536")
+    _mount("tmpfs", _place(root, target), "tmpfs", flags & ~_READ_ONLY, "mode=755,size=65536")
+    place = _place(root, target)
     for kind in kinds:
         if not kind or kind.startswith("name="):
             continue
@@ -225,7 +256,7 @@ def _give_up(kept: Sequence[str]) -> None:
 
 
 def _move(tree: int, target: str) -> None:
-    libc("syscall", _MOVE_MOUNT, tree, b"", _HERE, target.encode(), _EMPTY_FROM)
+    libc("syscall", _MOVE_MOUNT, tree, b"", _HERE, target.encode(), _EMPTY_FROM | _FOLLOW_TO)
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The parent that sandboxes of one image are forked from: pid 1 of a box without a network, a task and a channel.
+"""The parent that sandboxes are forked from: pid 1 of a box without a network, an image, a task and a channel.
 
     python parent.py            descriptor 3 is the keeper's line
 
@@ -7,7 +7,7 @@ sandbox of its own (`entering`) and becomes its pid 1. The parent reads no text 
 Its messages are JSON, one a packet:
 
     ← {"ready": MODULES} or {"unfit": WHY}                      once
-    → {"fork": NAME, "trees": [PLACE, ...]} and descriptors     `Request`
+    → {"fork": NAME, "agent": ..., "trees": [PLACE, ...]} and descriptors     `Request`
     ← {"forked": NAME} and a pidfd, or {"refused": NAME, "why": TEXT}
     ← {"ended": NAME, "status": WAIT_STATUS}
 """
@@ -80,7 +80,7 @@ class Parent:
         if not message:
             return False
         told = json.loads(message)
-        request = Request(told["fork"], tuple(told["trees"]), descriptors)
+        request = Request(told["fork"], told["agent"], tuple(told["trees"]), descriptors)
         try:
             self._fork(request)
         except OSError as error:

@@ -43,7 +43,7 @@ def started() -> Started:
 
 async def test_an_image_has_one_parent_however_many_ask_at_once(started: Started) -> None:
     made = Parents(started.start, started.remove)
-    names = await asyncio.gather(*(made.lease(ONE) for _ in range(5)), made.lease(OTHER))
+    names = await asyncio.gather(*(made.lease() for _ in range(5)), made.lease())
     assert len(set(names[:5])) == 1
     assert names[5] not in names[:5]
     assert sorted(started.images) == ["one", "other"]
@@ -54,7 +54,7 @@ async def test_a_parent_is_renewed_and_ends_with_its_last_child(
 ) -> None:
     monkeypatch.setattr(parents, "MOST_FORKS", 2)
     made = Parents(started.start, started.remove)
-    first, again, second = [await made.lease(ONE) for _ in range(3)]
+    first, again, second = [await made.lease() for _ in range(3)]
     assert first == again != second
     await made.release(first)
     assert started.live == [first, second]
@@ -67,10 +67,10 @@ async def test_a_parent_is_renewed_and_ends_with_its_last_child(
 async def test_a_parent_that_nobody_has_ends_when_it_is_renewed(started: Started) -> None:
     now_s = 0.0
     made = Parents(started.start, started.remove, clock=lambda: now_s)
-    old = await made.lease(ONE)
+    old = await made.lease()
     await made.release(old)
     now_s = parents.MOST_S + 1
-    new = await made.lease(ONE)
+    new = await made.lease()
     assert new != old
     assert started.live == [new]
 
@@ -78,10 +78,10 @@ async def test_a_parent_that_nobody_has_ends_when_it_is_renewed(started: Started
 @pytest.mark.parametrize("how", ["ended", "lost"])
 async def test_nothing_more_is_forked_from_one_that_has_ended(started: Started, how: str) -> None:
     made = Parents(started.start, started.remove)
-    first = await made.lease(ONE)
+    first = await made.lease()
     watched = made.all[first]
     watched.ended(9, "") if how == "ended" else watched.lose(SandboxLostError("gone"))
-    second = await made.lease(ONE)
+    second = await made.lease()
     assert second != first
     await made.release(first)
     assert started.live == [second]
@@ -91,10 +91,10 @@ async def test_one_that_does_not_start_is_removed_and_the_next_lease_tries_again
     made = Parents(started.start, started.remove)
     started.fails = True
     with pytest.raises(LaunchError):
-        await made.lease(ONE)
+        await made.lease()
     assert (started.live, made.all) == ([], {})
     started.fails = False
-    assert await made.lease(ONE) in started.live
+    assert await made.lease() in started.live
 
 
 def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespace() -> None:

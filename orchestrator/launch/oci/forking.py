@@ -9,7 +9,7 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from orchestrator.launch.oci import groups, mounts
@@ -17,7 +17,6 @@ from orchestrator.launch.oci.kept import Container, Keeping
 
 _RUNTIME = "/opt/sandbox"  # which the parent has itself
 _MOST_BYTES = 1 << 16
-_ATTRIBUTES = 1 | 2 | 4 | 8  # of a mount: read-only, without set-uid programs, devices and programs
 _ASKING_S = 10.0  # a parent reads at once
 
 
@@ -45,9 +44,11 @@ class ParentLine:
         """The parent ends, and with it all that was forked from it. Idempotent."""
         self._line.close()
 
-    def ask(self, name: str, trees: Mapping[str, int], descriptors: Sequence[int]) -> None:
+    def ask(
+        self, name: str, agent: Mapping[str, Any] | None, trees: Mapping[str, int], descriptors: Sequence[int]
+    ) -> None:
         """Asks for a sandbox. `descriptors`: as in `Request`, without the trees. Raises OSError."""
-        told = json.dumps({"fork": name, "trees": list(trees)}).encode()
+        told = json.dumps({"fork": name, "agent": agent, "trees": list(trees)}).encode()
         socket.send_fds(self._line, [told], [*descriptors[:3], *trees.values(), *descriptors[3:]])
 
     def hear(self) -> dict[str, Any] | Forked | None:
@@ -87,21 +88,32 @@ class Forking:
 
     def __init__(self, keeper: Keeping) -> None:
         self._keeper = keeper
+        self._shifted = -1  # a user namespace with the ids of parents
+        self._images: set[str] = set()  # that have all folders to mount something at
 
-    def make_parent(self, container: Container, name: str, lower: str, maps: Sequence[str], owner: int) -> int:
-        """The descriptor that the parent finds under the number 3; the caller closes it. Raises OSError."""
+    def make_parent(self, container: Container, name: str, ids: str, nobody: int) -> int:
+        """The descriptor that the parent finds under the number 3; the caller closes it. `ids`: of all parents, as
+        in /proc/PID/uid_map; `nobody`: a uid that is none of them. Raises OSError."""
         self._keeper.own_mounts()
+        mounts.make_parent_root()
+        if self._shifted < 0:
+            with mounts.user_namespace(mounts.AgentNamespace(nobody, (ids, ids), 1)) as namespace:
+                self._shifted = os.dup(namespace)
         container.forks = line = ParentLine()
         self._keeper.selector.register(line, selectors.EVENT_READ, lambda: self._hear(container, name))
-        try:
-            mounts.make_shifted(name, lower, maps, owner)
-        except OSError:
-            os.close(line.theirs)
-            raise
         return line.theirs
 
-    def fork(self, container: Container, name: str, bundle: str, parent: str) -> None:
-        """Asks the parent; the sandbox is told of when it is sealed."""
+    def fork(
+        self,
+        container: Container,
+        name: str,
+        bundle: str,
+        parent: str,
+        image: str | None,
+        agent: Mapping[str, Any] | None,
+    ) -> None:
+        """Asks the parent; the sandbox is told of when it is sealed. `image`: the folder of its root; None: its
+        root is that of the container. `agent`: as in `mounts.AgentNamespace`."""
         container.fork = fork = Fork(parent, bundle)
         source = self._keeper.containers.get(parent)
         opened: list[int] = []
@@ -111,19 +123,14 @@ class Forking:
             with open(os.path.join(bundle, "config.json"), "rb") as file:
                 config = json.load(file)
                 opened += (in_groups := groups.make_groups(config, os.path.join(self._keeper.state, name)))
-                trees: dict[str, int] = {}
-                for place, folder in _bound(config):
-                    opened.append(tree := mounts.detached(folder, _ATTRIBUTES))
-                    trees[place] = tree
-                with contextlib.suppress(PermissionError):  # then the parent's are taken
-                    opened.append(tree := mounts.devices(("pts", "shm")))
-                    trees["/dev"] = tree
+                trees = self._trees(config, bundle, image)
+                opened += trees.values()
                 container.output.readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
                 opened.append(writable)
                 os.set_blocking(writable, True)
                 fork.sealed, tell_sealed = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
                 opened.append(tell_sealed)
-                source.forks.ask(name, trees, [file.fileno(), writable, tell_sealed, *in_groups])
+                source.forks.ask(name, agent, trees, [file.fileno(), writable, tell_sealed, *in_groups])
         except OSError as error:
             fork.close()
             self._keeper.fail(name, error.strerror or str(error))
@@ -134,6 +141,27 @@ class Forking:
         output, selector = container.output, self._keeper.selector
         selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
         selector.register(fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, name))
+
+    def _trees(self, config: Mapping[str, Any], bundle: str, image: str | None) -> dict[str, int]:
+        """Detached mounts of all that the parent does not have itself, by place. Raises OSError."""
+        trees: dict[str, int] = {}
+        try:
+            if image is None:
+                trees["/"] = mounts.written_root(bundle)
+            else:
+                if image not in self._images:
+                    mounts.make_places(image, [told["destination"] for told in config["mounts"]])
+                    self._images.add(image)
+                trees["/"] = mounts.image_root(image, self._shifted)
+            trees["/dev"] = mounts.devices(("pts", "shm"))
+            for told in config["mounts"]:
+                if told["type"] == "bind" and told["destination"] != _RUNTIME:
+                    trees[told["destination"]] = mounts.sealed(told["source"])
+        except OSError:
+            for tree in trees.values():
+                os.close(tree)
+            raise
+        return trees
 
     def lose(self, parent: Container, name: str) -> None:
         """The parent has ended, and the kernel all that was forked from it. What it told before counts."""
@@ -149,11 +177,10 @@ class Forking:
                 self._keeper.tell(lost=each, said="the process that it was forked from has ended")
                 self._keeper.remove_if_wanted(each)
 
-    def forget(self, container: Container, name: str) -> None:
+    def forget(self, container: Container) -> None:
         """It is removed."""
         if container.forks is not None:
             self._hang_up(container)
-            mounts.remove_shifted(name)
         if container.fork is not None:
             self._close(container.fork)
 
@@ -218,13 +245,6 @@ class Forking:
         if parent.forks.fileno() >= 0:
             self._keeper.selector.unregister(parent.forks)
             parent.forks.close()
-
-
-def _bound(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(place, folder of this machine) of each mount that the parent does not have itself."""
-    for told in config["mounts"]:
-        if told["type"] == "bind" and told["destination"] != _RUNTIME:
-            yield told["destination"], told["source"]
 
 
 def _number(pidfd: int) -> int:

@@ -5,6 +5,7 @@ Runs in the keeper. Only the standard library is imported.
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,10 @@ from typing import Any
 _CGROUPS = "/sys/fs/cgroup"
 _OF_V1 = ("memory", "pids", "cpu", "cpuacct", "freezer")
 _STATE = "state.json"
+# What is written to, what is read, and the words for standing still and for going on.
+_FREEZER_V1 = ("freezer.state", "freezer.state", "FROZEN", "FROZEN", "THAWED", "THAWED")
+_FREEZER_V2 = ("cgroup.freeze", "cgroup.events", "1", "frozen 1", "0", "frozen 0")
+_FREEZING_S = 2.0
 
 
 def make_groups(config: Mapping[str, Any], state: str) -> list[int]:
@@ -59,6 +64,33 @@ def clear(state: str) -> bool:
     except (OSError, ValueError, LookupError):
         return False
     return True
+
+
+def freeze(state: str, still: bool) -> bool:
+    """Has all processes of the groups stand still, or go on. False: they did not in time, or there are none."""
+    try:
+        with open(os.path.join(state, _STATE)) as text:
+            groups = json.load(text)["cgroup_paths"]
+        for names in (_FREEZER_V1, _FREEZER_V2):
+            for group in groups.values():
+                if os.path.exists(file := os.path.join(group, names[0])):
+                    return _frozen(file, os.path.join(group, names[1]), *(names[2:4] if still else names[4:]))
+    except (OSError, ValueError, LookupError):
+        pass
+    return False
+
+
+def _frozen(file: str, told_in: str, wanted: str, told: str) -> bool:
+    with open(file, "w") as text:
+        text.write(wanted)
+    ends = time.monotonic() + _FREEZING_S
+    while True:
+        with open(told_in) as text:
+            if told in text.read().splitlines():
+                return True
+        if time.monotonic() > ends:
+            return False
+        time.sleep(0.001)
 
 
 def is_forked(state: str) -> bool:

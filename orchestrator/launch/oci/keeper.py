@@ -10,9 +10,8 @@ It talks JSON, a line each, over the socket at descriptor 0:
     → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
       with "root" and "agent", if it is to write to its root: as in `mounts`; and with "state", if layers of
       it, from the place "at" on, are what the containers "of", which have ended, wrote to theirs: as in `state`
-      or, where they are "copied", stand still; with "parent", if it is one to fork sandboxes from: the folder
-      of its image, and the ids of its user namespace
-    → {"call": 5, "start": NAME, "bundle": FOLDER, "from": PARENT}     as above, forked from that one
+      or, where they are "copied", stand still; with "parent", if it is one to fork sandboxes from; or with "from",
+      the name of that one, and with the folder "image" where it is not to write to its root
     → {"call": 2, "kill": NAME}                        ← {"call": 2}, and when it has ended, the last line below
     → {"call": 4, "pause": NAME, "still": true}        ← {"call": 4} or {"call": 4, "error": TEXT}
     → {"call": 3, "remove": NAME}                      ← {"call": 3, "existed": true} or {"call": 3, "error": TEXT}
@@ -131,9 +130,6 @@ class Keeper:
         call, name, bundle = request["call"], request["start"], request["bundle"]
         container = self.containers[name] = Container(starting=True)
         container.call = call
-        if "from" in request:
-            self.forking.fork(container, name, bundle, request["from"])
-            return
         pid_file = os.path.join(bundle, "pid")
         argv = ["run", "--detach", "--bundle", bundle, "--pid-file", pid_file, name]
         passed = -1
@@ -146,7 +142,13 @@ class Keeper:
             except OSError as error:
                 self.fail(name, f"no writable root: {error.strerror}")
                 return
-        elif "parent" in request:
+        if "from" in request:
+            if passed >= 0:
+                os.close(passed)
+            image, agent = request.get("image"), request.get("agent")
+            self.forking.fork(container, name, bundle, request["from"], image, agent)
+            return
+        if "parent" in request:
             argv[1:1] = ["--preserve-fds", "1"]
             try:
                 passed = self.forking.make_parent(container, name, **request["parent"])
@@ -292,6 +294,10 @@ class Keeper:
         if container is None or not container.pid:
             self.tell(call=call, **({"error": "it has ended"} if still else {}))
             return
+        if container.fork is not None:
+            is_done = groups.freeze(os.path.join(self.state, name), still)
+            self._paused(call, container, name, still, 0 if is_done else 1, Output())
+            return
         verb = "pause" if still else "resume"
         self._call((verb, name), lambda status, output: self._paused(call, container, name, still, status, output))
 
@@ -324,7 +330,7 @@ class Keeper:
             if each.readable >= 0:
                 os.close(each.readable)
         if container.forks is not None or container.fork is not None:
-            self.forking.forget(container, name)
+            self.forking.forget(container)
         for call in container.removals:
             self.tell(call=call, **answer)
 

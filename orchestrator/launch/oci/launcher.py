@@ -41,9 +41,10 @@ from orchestrator.launch.oci.machine import (
     why_no_containers,
     why_no_forks,
 )
-from orchestrator.launch.oci.mounts import MERGED, SHIFTED, UPPER, WRITTEN
+from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
 from orchestrator.launch.oci.namespaces import Namespaces
-from orchestrator.launch.oci.parents import ID_MAP, OWNER, Parents, parent_bundle
+from orchestrator.launch.oci.parent_ids import ID_MAP, NOBODY
+from orchestrator.launch.oci.parents import Parents, parent_bundle
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime, Watched
 from orchestrator.launch.oci.sandbox import OciSandbox
@@ -68,7 +69,7 @@ _BETWEEN_REMOVALS = Backoff(first_s=0.3, most_s=3.0)
 
 class OciLauncher(ContainerLauncher[OciSandbox]):
     """A `Launcher`. `runtime`: the program's name or path. `start`: whether each sandbox is run by it, or forked
-    from a parent that was; those with a writable root are run."""
+    from a parent that was."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     ) -> None:
         super().__init__(run_id, **options)
         self._forks = start == "fork"
+        self._runtime_folder = ""  # that of all images
         self._parents = Parents(self._start_parent, self._try_removal)
         self._runtime_name = runtime
         self._store = store or ImageStore()
@@ -199,21 +201,16 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         await self._open()
         contents = self._contents[image.digest]
         more = self._write_bundle(sandbox.name, image, contents, spec, hardening, sandbox.uids)
-        if self._forks and hardening.root is None:
-            sandbox.parent = await self._parents.lease(image)
-            more = {"from": sandbox.parent}
         await self._start_bundle(sandbox, image, spec, hardening, more)
 
-    async def _start_parent(self, name: str, image: StoredImage) -> None:
+    async def _start_parent(self, name: str) -> None:
         """Raises LaunchError."""
-        folder, contents = self._folder(name), self._contents[image.digest]
-        config = parent_bundle(Path(SHIFTED, name), contents, path_beside_ours(name))
+        folder, config = self._folder(name), parent_bundle(self._runtime_folder, path_beside_ours(name))
         try:
             _write_config(folder, config)
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
-        more = {"lower": str(image.root), "maps": (ID_MAP, ID_MAP), "owner": OWNER}
-        await (await self._open()).start(name, folder, {"parent": more})
+        await (await self._open()).start(name, folder, {"parent": {"ids": ID_MAP, "nobody": NOBODY}})
 
     async def _start_command(
         self, sandbox: OciSandbox, spec: SandboxSpec, command: Command, state: State | None, stack: AsyncExitStack
@@ -292,6 +289,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     ) -> None:
         """`more`: what the keeper must know of a writable root."""
         runtime = await self._open()
+        if self._forks:
+            self._runtime_folder = self._contents[image.digest].runtime
+            sandbox.parent = await self._parents.lease()
+            more = {**(more or {"image": str(image.root)}), "from": sandbox.parent}
         begun_s = asyncio.get_running_loop().time()
         pid = await runtime.start(sandbox.name, self._folder(sandbox.name), more)
         clock = sandbox.runs(pid, begun_s)
@@ -321,8 +322,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     async def _remove(self, sandbox: OciSandbox) -> None:
         """The removal is tried again in `aclose`, and is then left to the reaper."""
         del self._live[sandbox.name]
-        if await self._try_removal(sandbox.name) and not sandbox.is_guest:
-            self._uids.release(sandbox.uids)
+        if await self._try_removal(sandbox.name):
+            if not sandbox.is_guest:
+                self._uids.release(sandbox.uids)
             if sandbox.parent:
                 await self._parents.release(sandbox.parent)
 
@@ -393,7 +395,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
 
     def _config(self, name: str, root: Path, contents: Contents, demands: Hardening) -> dict[str, Any]:
         config = bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
-        if self._forks and demands.root is None and "seccomp" in config["linux"]:
+        if self._forks and "seccomp" in config["linux"]:
             config["annotations"] = {FILTER: encoded(config["linux"]["seccomp"])}
         return config
 

@@ -20,9 +20,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
-# Where the images of parents are mounted. Here it is an empty folder, as each keeper has mounts of its own in it.
-# Every user may pass through it: root of a parent's user namespace is none that this machine knows.
-SHIFTED = "/run/rollout-orchestrator"
+# The root of all parents, which have the rest mounted. Here it is an empty folder; keepers have mounts of their own
+# in it. Every user may pass through it: root of a parent's user namespace is none that this machine knows.
+_OURS = "/run/rollout-orchestrator"
+PARENT_ROOT, _DEVICES_FOLDER = f"{_OURS}/parent", f"{_OURS}/dev"
+_PARENT_PLACES = ("/proc", "/dev", "/sys", "/opt/sandbox", "/root")
 MERGED, WRITTEN, UPPER = "merged", "written", "upper"
 _RESERVE, _RESERVED = "reserve", 64  # folders, each with a block of its own
 OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
@@ -30,10 +32,12 @@ OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_REC, _MS_SLAVE = 1, 2, 4, 8, 32, 0x4000, 0x80000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same for all architectures
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442  # the same for all architectures
 _OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 4
+_RESOLVE_IN_ROOT = 0x10
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LO_FLAGS_AUTOCLEAR, _LOOP_ATTEMPTS = 0x4C82, 0x4C0A, 4, 64
-_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NOEXEC, _MOUNT_ATTR_IDMAP = 1, 2, 8, 0x100000
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
+_MOUNT_ATTR_IDMAP = 0x100000
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _LINKS = {
     "fd": "/proc/self/fd",
@@ -243,6 +247,21 @@ def _lower(folder: str, target: str, namespace: int | None) -> str:
     return target
 
 
+def sealed(folder: str) -> int:
+    """A detached mount of `folder`, which nothing can be changed in or started from. Raises OSError."""
+    return detached(folder, _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV | _MOUNT_ATTR_NOEXEC)
+
+
+def image_root(folder: str, namespace: int) -> int:
+    """A detached mount of an image, read-only, with the ids of the namespace. Raises OSError."""
+    return detached(folder, _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, namespace)
+
+
+def written_root(folder: str) -> int:
+    """A detached mount of FOLDER/merged. Raises OSError."""
+    return detached(os.path.join(folder, MERGED), _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+
+
 def detached(folder: str, attributes: int, namespace: int | None = None) -> int:
     """The descriptor of a mount of `folder` that is nowhere yet, with these attributes (`mount_setattr`), and with
     the ids of the namespace, if there is one. Raises OSError."""
@@ -262,22 +281,50 @@ def detached(folder: str, attributes: int, namespace: int | None = None) -> int:
     return tree
 
 
-def make_shifted(name: str, source: str, maps: Sequence[str], owner: int) -> None:
-    """Mounts SHIFTED/NAME: `source`, read-only, with the ids of user namespaces that have these maps. `owner`: any
-    uid that nobody has. Raises OSError; then `remove_shifted` clears away the rest."""
-    os.makedirs(SHIFTED, mode=0o711, exist_ok=True)
-    if not os.path.ismount(SHIFTED):
-        _mount("tmpfs", SHIFTED, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=64k,mode=0711")
-    os.mkdir(place := os.path.join(SHIFTED, name))
-    with user_namespace(AgentNamespace(owner, maps, 1)) as namespace:
-        _lower(source, place, namespace)
+def make_parent_root() -> None:
+    """PARENT_ROOT: folders to mount something at, and nothing else. Idempotent. Raises OSError."""
+    os.makedirs(_OURS, mode=0o711, exist_ok=True)
+    if not os.path.ismount(_OURS):
+        _mount("tmpfs", _OURS, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=64k,mode=0711")
+        os.mkdir(_DEVICES_FOLDER)
+        for place in _PARENT_PLACES:
+            os.makedirs(PARENT_ROOT + place)
+
+
+def make_places(root: str, places: Sequence[str]) -> None:
+    """Folders to mount something at, where an image has none; its links lead nowhere else. Raises OSError."""
+    base = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for place in places:
+            at = base
+            names = place.strip("/").split("/")
+            for count, name in enumerate(names, 1):
+                try:
+                    following = _open_in(base, "/".join(names[:count]))
+                except FileNotFoundError:
+                    os.mkdir(name, 0o755, dir_fd=at)
+                    following = _open_in(base, "/".join(names[:count]))
+                if at != base:
+                    os.close(at)
+                at = following
+            os.close(at)
+    finally:
+        os.close(base)
+
+
+def _open_in(root: int, path: str) -> int:
+    """A folder below `root`, as a process whose root that is finds it."""
+    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT)
+    found: int = _libc.syscall(_OPENAT2, root, os.fsencode(path), how, len(how))
+    if found < 0:
+        raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())}: {path}")
+    return found
 
 
 def devices(places: Sequence[str]) -> int:
     """A detached mount for /dev with devices that no other sandbox has: their locks and watchers are their own.
-    `places`: folders in it. Raises OSError; PermissionError for an ordinary user, who can make none."""
-    folder = os.path.join(SHIFTED, "dev")
-    os.makedirs(folder, exist_ok=True)
+    `places`: folders in it. Raises OSError."""
+    folder = _DEVICES_FOLDER
     _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NOEXEC, "mode=755,size=65536")
     try:
         for name, (major, minor) in _DEVICES.items():
@@ -290,14 +337,6 @@ def devices(places: Sequence[str]) -> int:
         return detached(folder, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NOEXEC)
     finally:
         _libc.umount2(os.fsencode(folder), _MNT_DETACH | _UMOUNT_NOFOLLOW)
-
-
-def remove_shifted(name: str) -> None:
-    """Idempotent."""
-    place = os.path.join(SHIFTED, name)
-    _libc.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW)
-    with suppress(OSError):
-        os.rmdir(place)
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:

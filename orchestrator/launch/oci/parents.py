@@ -1,7 +1,7 @@
-"""The parents that sandboxes are forked from, one for each image: started when they are needed, renewed, ended.
+"""The parents that sandboxes are forked from, one at a time: started when one is needed, renewed, ended.
 
-A parent is a container like a sandbox, with an image and the runtime, but without a network, a task, a channel and
-a place to write to. Its capabilities are those of a user namespace that no other parent has.
+A parent is a container like a sandbox, but without an image, a task, a channel and a place to write to: it has the
+runtime, which is the same for all images. Its capabilities are those of a user namespace that no other parent has.
 """
 
 import asyncio
@@ -17,14 +17,12 @@ from orchestrator.launch.contents import APP, PYTHON, Contents
 from orchestrator.launch.hardening import MIB, SUPERVISOR_PIDS, Hardening
 from orchestrator.launch.names import CHANNEL_MOUNT
 from orchestrator.launch.oci.bundle import bundle
-from orchestrator.launch.oci.store import StoredImage
-from orchestrator.launch.oci.user_namespace import Mapping, id_range
-from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE_IDS, SLOTS
+from orchestrator.launch.oci.mounts import PARENT_ROOT
+from orchestrator.launch.oci.parent_ids import ID_RANGES
 from orchestrator.rules.waits import uninterrupted
 
 MOST_FORKS = 1000
 MOST_S = 1800.0
-_OWN_IDS = FIRST_OF_RANGES + SLOTS * RANGE_IDS  # of root in all parents, and of the users of images
 _CAPABILITIES = ("NET_ADMIN", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN")
 _MEMORY_BYTES = 2048 * MIB
 
@@ -51,27 +49,22 @@ class Parents:
 
     def __init__(
         self,
-        start: Callable[[str, StoredImage], Awaitable[object]],
+        start: Callable[[str], Awaitable[object]],
         remove: Callable[[str], Awaitable[object]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._start, self._remove, self._clock = start, remove, clock
-        self._newest: dict[str, _Parent] = {}  # by the image's digest
+        self._newest: _Parent | None = None
         self.all: dict[str, _Parent] = {}  # by name
         self._starting = asyncio.Lock()
 
-    async def lease(self, image: StoredImage) -> str:
+    async def lease(self) -> str:
         """The name of a parent, until `release`. Raises LaunchError."""
         async with self._starting:
-            parent = self._newest.get(image.digest)
-            if (
-                parent is None
-                or parent.has_ended
-                or parent.forks >= MOST_FORKS
-                or self._clock() - parent.begun_s > MOST_S
-            ):
-                parent = await self._renewed(image, parent)
+            parent = self._newest
+            if parent is None or parent.has_ended or self._is_old(parent):
+                parent = await self._renewed(parent)
             parent.forks += 1
             parent.live += 1
             return parent.name
@@ -80,18 +73,21 @@ class Parents:
         """What was forked from it has been removed. Ends a parent that is not the newest with its last one."""
         parent = self.all[name]
         parent.live -= 1
-        if not parent.live and parent not in self._newest.values():
+        if not parent.live and parent is not self._newest:
             await self._end(parent)
 
-    async def _renewed(self, image: StoredImage, old: _Parent | None) -> _Parent:
+    def _is_old(self, parent: _Parent) -> bool:
+        return parent.forks >= MOST_FORKS or self._clock() - parent.begun_s > MOST_S
+
+    async def _renewed(self, old: _Parent | None) -> _Parent:
         name = f"parent-{secrets.token_hex(8)}"
         parent = self.all[name] = _Parent(name, self._clock())
         try:
-            await self._start(name, image)
+            await self._start(name)
         except BaseException:
             await uninterrupted(self._end(parent))
             raise
-        self._newest[image.digest] = parent
+        self._newest = parent
         if old is not None and not old.live:
             await self._end(old)
         return parent
@@ -101,12 +97,12 @@ class Parents:
         await self._remove(parent.name)
 
 
-def parent_bundle(root: Path, contents: Contents, control_group: str) -> dict[str, Any]:
+def parent_bundle(runtime: str, control_group: str) -> dict[str, Any]:
     """The configuration of a parent's container: a sandbox's without all that is of a task, and with what it takes
-    to make others."""
-    nowhere = Path("/")
+    to make others. `runtime`: as in `Contents`."""
+    nowhere, contents = Path("/"), Contents(runtime, {})
     limits = Hardening((), nowhere, (), _MEMORY_BYTES, 0, 4 * SUPERVISOR_PIDS, {}, False, None, 0)
-    config = bundle(root, contents, limits, control_group)
+    config = bundle(Path(PARENT_ROOT), contents, limits, control_group)
     process, linux = config["process"], config["linux"]
     process["args"] = [PYTHON, "-P", f"{APP}/sandbox/boot/parent.py"]
     capabilities = [f"CAP_{name}" for name in _CAPABILITIES]
@@ -119,17 +115,3 @@ def parent_bundle(root: Path, contents: Contents, control_group: str) -> dict[st
     linux["maskedPaths"] = linux["readonlyPaths"] = []
     del linux["seccomp"]
     return config
-
-
-def _ranges() -> list[Mapping]:
-    """The identities of sandboxes are the same numbers outside. All others are nobody's."""
-    return [
-        id_range(0, _OWN_IDS, FIRST_UID),
-        id_range(FIRST_UID, FIRST_UID, LAST_UID + 1 - FIRST_UID),
-        id_range(LAST_UID + 1, _OWN_IDS + LAST_UID + 1, RANGE_IDS - LAST_UID - 1),
-    ]
-
-
-ID_RANGES = _ranges()
-ID_MAP = "\n".join(" ".join(map(str, ids.values())) for ids in ID_RANGES)
-OWNER = _OWN_IDS + LAST_UID  # an id that is mapped to none

@@ -1,18 +1,19 @@
-"""The parent that sandboxes are forked from: pid 1 of a box without a network, an image, a task and a channel.
+"""What sandboxes are forked from: a box without a network, an image, a task and a channel, with two processes.
 
     python parent.py            descriptor 3 is the keeper's line
 
-It imports what pid 1 of a sandbox imports, and says what it is. For each request it forks a child, which enters a
-sandbox of its own (`entering`) and becomes its pid 1. The parent reads no text of a model and runs no code of one.
-Its messages are JSON, one a packet:
+The *template* imports what pid 1 of a sandbox imports, and then waits for a byte. For each it forks, and the
+child enters a sandbox of its own (`entering`) and becomes its pid 1. The template does nothing else, so all
+children have the same addresses: what it allocates between two forks would move theirs. The *server*, pid 1 of
+the box, does the rest: it gets the keeper's requests, hands each on to a child, and learns how it ends. Neither
+reads a text of a model or runs code of one. Messages are JSON, one a packet:
 
     ← {"ready": MODULES} or {"unfit": WHY}                      once
     → {"fork": NAME, "agent": ..., "trees": [PLACE, ...]} and descriptors     `Request`
     ← {"forked": NAME} and a pidfd, or {"refused": NAME, "why": TEXT}
-    ← {"ended": NAME, "status": WAIT_STATUS}
+    ← {"ended": PROCESS_ID, "status": WAIT_STATUS}              as the box numbers processes
 """
 
-import gc
 import json
 import os
 import select
@@ -22,101 +23,72 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from sandbox.boot.entering import Request, enter
-from sandbox.boot.packed import PackedImports
-from sandbox.pid1.filter import libc
-
 LINE = 3
+EXIT_BROKEN = 70
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
-_OWN = {0, 1, 2, LINE}
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
+_TAKEN = b"+"  # what a child says when it has its request; else it says why it cannot be made
+
+Become = Callable[[list[str]], int]
 
 
-def unfit() -> str:
-    """Why nothing may be forked from this process, by what its modules have started. Empty: all is well."""
-    if len(threads := os.listdir("/proc/self/task")) > 1:
-        return f"what it imports starts {len(threads) - 1} threads"
-    kept = []
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in _OWN:
-            try:
-                kept.append(os.readlink(f"/proc/self/fd/{name}"))
-            except FileNotFoundError:  # the one that the folder was read with
-                continue
-    return f"what it imports opens {', '.join(sorted(kept)[:4])}" if kept else ""
+class Template:
+    """`handed`: its end of the socket on which children get their requests. `go`: a byte from it means a fork."""
 
+    def __init__(self, line: socket.socket, handed: socket.socket, go: int) -> None:
+        self._line, self._handed, self._go = line, handed, go
 
-class Parent:
-    """Serves until the keeper hangs up. `become`: what a child does when it is sealed."""
+    def run(self) -> NoReturn:
+        """Ends with its server."""
+        from sandbox.boot.packed import PackedImports
 
-    def __init__(self, line: socket.socket, become: Callable[[list[str]], int]) -> None:
-        self._line = line
-        self._become = become
-        self._children: dict[int, str] = {}
-        self._processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._wakeup, self._signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with PackedImports():
+            import sandbox.boot.entering  # noqa: F401 - children find it imported
+            from sandbox.boot.imported import imported
 
-    def serve(self) -> None:
-        signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        poll = select.poll()
-        poll.register(self._line, select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
-        while True:
-            ready = [number for number, _ in poll.poll()]
-            if self._wakeup in ready:
-                os.read(self._wakeup, 4096)
-                self._reap()
-            if self._line.fileno() in ready and not self._serve_one():
-                return
+        become = imported()
+        if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
+            _tell(self._line, {"unfit": why})
+            os._exit(1)
+        _settle()
+        _tell(self._line, {"ready": len(sys.modules)})
+        # Whatever is allocated here is freed again before the next fork.
+        while os.read(self._go, 1):
+            if (pid := os.fork()) == 0:
+                self._fork(become)
+            os.waitpid(pid, 0)
+        os._exit(0)
 
-    def _serve_one(self) -> bool:
-        """False: the keeper has hung up."""
+    def _fork(self, become: Become) -> NoReturn:
+        """Makes the child pid 1 of its processes from its first moment, and ends: the server waits for it."""
+        from sandbox.pid1.filter import libc
+
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._line, _MOST_BYTES, _MOST_DESCRIPTORS)
-        except ConnectionResetError:
-            return False
-        if not message:
-            return False
-        told = json.loads(message)
-        request = Request(told["fork"], told["agent"], tuple(told["trees"]), descriptors)
-        try:
-            self._fork(request)
+            libc("unshare", _NEW_PROCESSES)
+            if os.fork() == 0:
+                self._be_child(become)
         except OSError as error:
-            self._tell({"refused": request.name, "why": error.strerror or str(error)})
-        finally:
-            for number in descriptors:
+            _, _, _, _ = socket.recv_fds(self._handed, _MOST_BYTES, _MOST_DESCRIPTORS)
+            self._handed.send((error.strerror or "nobody knows why").encode())
+        os._exit(0)
+
+    def _be_child(self, become: Become) -> NoReturn:
+        from sandbox.boot.entering import Request, enter
+
+        status = EXIT_BROKEN
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._handed, _MOST_BYTES, _MOST_DESCRIPTORS)
+            told = json.loads(message)
+            request = Request(told["fork"], told["agent"], tuple(told["trees"]), descriptors)
+            process = os.pidfd_open(os.getpid())
+            socket.send_fds(self._line, [json.dumps({"forked": request.name}).encode()], [process])
+            self._handed.send(_TAKEN)
+            for number in (process, self._go):
                 os.close(number)
-        return True
-
-    def _fork(self, request: Request) -> None:
-        """The child is pid 1 of its processes from its first moment. Raises OSError."""
-        libc("unshare", _NEW_PROCESSES)
-        try:
-            pid = os.fork()
-            if pid == 0:
-                self._be_child(request)
-        finally:
-            libc("setns", self._processes, _NEW_PROCESSES)
-        self._children[pid] = request.name
-        # Not waited for yet: the number is the child's.
-        descriptor = os.pidfd_open(pid)
-        try:
-            self._tell({"forked": request.name}, descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _be_child(self, request: Request) -> NoReturn:
-        status = 70
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._line.close()
-            for number in (self._wakeup, self._signalled, self._processes):
-                os.close(number)
-            arguments = enter(request)
-            status = self._become(arguments)
+            self._handed.close()
+            status = become(enter(request))
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
         except BaseException as error:
@@ -128,33 +100,105 @@ class Parent:
             finally:
                 os._exit(status)
 
-    def _reap(self) -> None:
-        while self._children:
+
+class Server:
+    """`template`: its process. `handing`: where children get their requests. `go`: to the template."""
+
+    def __init__(self, line: socket.socket, template: int, handing: socket.socket, go: int) -> None:
+        self._line, self._template, self._handing, self._go = line, template, handing, go
+        self._under_way = ""  # the name of the one that was handed on, until a child has it
+
+    def serve(self) -> None:
+        """Until the keeper hangs up, or the template ends."""
+        wakeup, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        while True:
+            poll = select.poll()
+            poll.register(wakeup, select.POLLIN)
+            poll.register(self._handing if self._under_way else self._line, select.POLLIN)
+            ready = [number for number, _ in poll.poll()]
+            if self._handing.fileno() in ready:
+                self._taken()
+            if wakeup in ready:
+                os.read(wakeup, 4096)
+                if not self._reap():
+                    return
+            if self._line.fileno() in ready and not self._hand_on():
+                return
+
+    def _hand_on(self) -> bool:
+        """False: the keeper has hung up."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._line, _MOST_BYTES, _MOST_DESCRIPTORS)
+        except ConnectionResetError:
+            return False
+        if not message:
+            return False
+        self._under_way = json.loads(message)["fork"]
+        try:
+            socket.send_fds(self._handing, [message], descriptors)
+        finally:
+            for number in descriptors:
+                os.close(number)
+        os.write(self._go, b"x")
+        return True
+
+    def _taken(self) -> None:
+        if (said := self._handing.recv(_MOST_BYTES)) != _TAKEN:
+            _tell(self._line, {"refused": self._under_way, "why": said.decode()})
+        self._under_way = ""
+
+    def _reap(self) -> bool:
+        """False: the template has ended."""
+        while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                return
-            if (name := self._children.pop(pid, None)) is not None:
-                self._tell({"ended": name, "status": status})
+                return True
+            if pid == self._template:
+                return False
+            _tell(self._line, {"ended": pid, "status": status})
 
-    def _tell(self, message: dict[str, Any], *descriptors: int) -> None:
-        socket.send_fds(self._line, [json.dumps(message).encode()], descriptors)
+
+def unfit(own: set[int]) -> str:
+    """Why nothing may be forked from this process, by what its modules have started. Empty: all is well. `own`:
+    descriptors that are no module's."""
+    if len(threads := os.listdir("/proc/self/task")) > 1:
+        return f"what it imports starts {len(threads) - 1} threads"
+    kept = []
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in own:
+            try:
+                kept.append(os.readlink(f"/proc/self/fd/{name}"))
+            except FileNotFoundError:  # the one that the folder was read with
+                continue
+    return f"what it imports opens {', '.join(sorted(kept)[:4])}" if kept else ""
+
+
+def _settle() -> None:
+    """What is there stays, and is not looked at by any child's collector: that would copy it."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+
+
+def _tell(line: socket.socket, message: dict[str, Any]) -> None:
+    line.send(json.dumps(message).encode())
 
 
 def main() -> int:
-    """0: the keeper has hung up; 1: nothing may be forked from here."""
-    with PackedImports():
-        from sandbox.boot.imported import imported
-
-    become = imported()
-    with socket.socket(fileno=LINE) as line:
-        if why := unfit():
-            socket.send_fds(line, [json.dumps({"unfit": why}).encode()], [])
-            return 1
-        gc.collect()
-        gc.freeze()
-        parent = Parent(line, become)
-        socket.send_fds(line, [json.dumps({"ready": len(sys.modules)}).encode()], [])
-        parent.serve()
+    """0: the keeper has hung up, or the template has ended."""
+    line = socket.socket(fileno=LINE)
+    handing, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    going, go = os.pipe()
+    if (template := os.fork()) == 0:
+        handing.close()
+        os.close(go)
+        Template(line, handed, going).run()
+    handed.close()
+    os.close(going)
+    Server(line, template, handing, go).serve()
     return 0
 
 

@@ -21,10 +21,12 @@ _ASKING_S = 10.0  # a parent reads at once
 
 
 class Forked(NamedTuple):
-    """What a parent tells of a process. `pidfd`: the receiver's to close."""
+    """What a parent tells of a process. `pid`: here; 0: it has ended. `inner`: as its box numbers it. `pidfd`: the
+    receiver's to close."""
 
     name: str
     pid: int
+    inner: int
     pidfd: int
 
 
@@ -35,6 +37,7 @@ class ParentLine:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.settimeout(_ASKING_S)
         self.theirs = theirs.detach()
+        self.names: dict[int, str] = {}  # of what was forked, by its number in the box
 
     def fileno(self) -> int:
         """-1: it is closed."""
@@ -60,7 +63,9 @@ class ParentLine:
         if not message:
             return None
         told: dict[str, Any] = json.loads(message)
-        return Forked(told["forked"], _number(descriptors[0]), descriptors[0]) if "forked" in told else told
+        if "forked" not in told:
+            return told
+        return Forked(told["forked"], *_numbers(descriptors[0]), descriptors[0])
 
 
 class Fork:
@@ -69,6 +74,7 @@ class Fork:
     def __init__(self, parent: str, bundle: str) -> None:
         self.parent, self.bundle = parent, bundle
         self.sealed = self.pidfd = -1
+        self.inner = 0  # as its box numbers it
 
     def kill(self) -> None:
         """Its parent, which waits for it, tells of its end."""
@@ -193,7 +199,8 @@ class Forking:
                 self._keeper.kill(name)
             case Forked() as told:
                 forked = self._keeper.containers[told.name]
-                forked.pid, forked.fork.pidfd = told.pid, told.pidfd
+                forked.pid, forked.fork.inner, forked.fork.pidfd = told.pid, told.inner, told.pidfd
+                parent.forks.names[told.inner] = told.name
                 self._tell_if_started(forked)
             case {"ready": _}:
                 self._keeper.tell(call=parent.call, pid=parent.pid)
@@ -202,7 +209,8 @@ class Forking:
             case {"refused": refused, "why": why}:
                 self._fail(self._keeper.containers[refused], refused, why)
             case {"ended": ended, "status": status}:
-                self._ended(ended, status)
+                if ended in parent.forks.names:  # else it has not said its name, and nobody knows it
+                    self._ended(parent.forks.names.pop(ended), status)
 
     def _hear_sealed(self, container: Container, name: str) -> None:
         """It is sealed; or it has ended before, which its parent tells."""
@@ -247,11 +255,11 @@ class Forking:
             parent.forks.close()
 
 
-def _number(pidfd: int) -> int:
-    """Of the process, here; 0: it has ended and was waited for."""
+def _numbers(pidfd: int) -> tuple[int, int]:
+    """Of the process: here, and in the box that its own namespace of processes is in; 0: it has ended."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         for entry in file:
             name, _, value = entry.partition(":")
-            if name == "Pid":
-                return max(0, int(value))
-    return 0
+            if name == "NSpid" and len(numbers := value.split()) > 2:
+                return int(numbers[0]), int(numbers[-2])
+    return 0, 0

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
-# The root of all parents, which have the rest mounted. Here it is an empty folder; keepers have mounts of their own
-# in it. Every user may pass through it: root of a parent's user namespace is none that this machine knows.
+# The root of all parents, which have the rest mounted. Here it is an empty folder; keepers have mounts of their
+# own in it. Every user may pass through it: root of a parent's user namespace is none that this machine knows.
 _OURS = "/run/rollout-orchestrator"
 PARENT_ROOT, _DEVICES_FOLDER = f"{_OURS}/parent", f"{_OURS}/dev"
 _PARENT_PLACES = ("/proc", "/dev", "/sys", "/opt/sandbox", "/root")

@@ -179,13 +179,15 @@ async def test_forks_leave_nothing_behind(run: str, many: Any) -> None:
     def state() -> tuple[int, ...]:
         return len(descriptors(parent)), len(descriptors(keeper)), mounts_of(parent), mounts_of(keeper)
 
-    before, memory = state(), resident_bytes(parent)
+    template = children(parent)[0]
+    before, memory = state(), [resident_bytes(parent), resident_bytes(template)]
     for _ in range(8):
         async with AsyncExitStack() as stack:
             await asyncio.gather(*(_parked_once(launcher, stack, run) for _ in range(5)))
     await eventually(lambda: state() == before)
-    assert children(parent) == [first.pid], "no zombies"
-    assert resident_bytes(parent) < memory + (2 << 20)
+    assert children(parent) == [template, first.pid], "no zombies"
+    assert resident_bytes(parent) < memory[0] + (2 << 20)
+    assert resident_bytes(template) < memory[1] + (2 << 20)
 
 
 async def _parked_once(launcher: OciLauncher, stack: AsyncExitStack, run: str) -> None:
@@ -203,9 +205,12 @@ def resident_bytes(pid: int) -> int:
 async def test_a_parent_that_imports_threads_is_refused_by_name(
     run: str, monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
-    threads = "import sys, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
-    runs = "sys.argv[:] = ['parent.py']; import runpy; "
-    runs += "runpy.run_path('/opt/sandbox/app/sandbox/boot/parent.py', run_name='__main__')"
+    threads = (
+        "import runpy, sys, threading, time; import sandbox.boot.imported as ours; imported = ours.imported; "
+    )
+    threads += "wait = lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
+    threads += "ours.imported = lambda: (imported(), wait()); "
+    runs = "runpy.run_path('/opt/sandbox/app/sandbox/boot/parent.py', run_name='__main__')"
 
     def threaded(*given: Any) -> Any:
         config = original(*given)

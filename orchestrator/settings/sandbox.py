@@ -161,8 +161,8 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
     start: Literal["run", "fork"] = row(
         "run",
         Choice(("run", "fork")),
-        "with the launcher oci: run, the OCI runtime starts each sandbox; fork, those with a read-only root are "
-        "forked from one that has everything imported; docs/oci.md",
+        "with the launcher oci: run, the OCI runtime starts each sandbox; fork, they are forked from one that has "
+        "everything imported; docs/oci.md",
         commands=(*RUNS, "doctor", *PLAYS, "check-tasks"),
     )
     allow_localhost_tcp: bool = row(

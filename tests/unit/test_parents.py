@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 
 from orchestrator.errors import LaunchError, SandboxLostError
-from orchestrator.launch.contents import Contents
 from orchestrator.launch.oci import parents
-from orchestrator.launch.oci.parents import ID_RANGES, Parents, parent_bundle
-from orchestrator.launch.oci.store import StoredImage
-from orchestrator.launch.uids import FIRST_UID, LAST_UID
-
-ONE, OTHER = (StoredImage(digest, Path("/", digest), {}, 0) for digest in ("one", "other"))
+from orchestrator.launch.oci.mounts import PARENT_ROOT
+from orchestrator.launch.oci.parent_ids import ID_RANGES, NOBODY
+from orchestrator.launch.oci.parents import Parents, parent_bundle
+from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE_IDS, UidPair
 
 
 class Started:
     """What was started and removed, in order."""
 
     def __init__(self) -> None:
-        self.images: list[str] = []
+        self.names: list[str] = []
         self.live: list[str] = []
         self.fails = False
 
-    async def start(self, name: str, image: StoredImage) -> None:
+    async def start(self, name: str) -> None:
         await asyncio.sleep(0)
-        self.images.append(image.digest)
+        self.names.append(name)
         self.live.append(name)
         if self.fails:
             raise LaunchError("no")
@@ -41,12 +39,10 @@ def started() -> Started:
     return Started()
 
 
-async def test_an_image_has_one_parent_however_many_ask_at_once(started: Started) -> None:
+async def test_there_is_one_parent_however_many_ask_at_once(started: Started) -> None:
     made = Parents(started.start, started.remove)
-    names = await asyncio.gather(*(made.lease() for _ in range(5)), made.lease())
-    assert len(set(names[:5])) == 1
-    assert names[5] not in names[:5]
-    assert sorted(started.images) == ["one", "other"]
+    names = await asyncio.gather(*(made.lease() for _ in range(5)))
+    assert [*set(names)] == started.names == started.live
 
 
 async def test_a_parent_is_renewed_and_ends_with_its_last_child(
@@ -98,13 +94,23 @@ async def test_one_that_does_not_start_is_removed_and_the_next_lease_tries_again
 
 
 def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespace() -> None:
-    config = parent_bundle(Path("/image"), Contents("/runtime", {"KEY": "of the image"}), "/group")
-    assert "KEY" not in str(config)
-    assert "channel" not in str(config["mounts"])
+    config = parent_bundle("/runtime", "/group")
+    assert config["root"] == {"path": PARENT_ROOT, "readonly": True}
+    sources = [told["source"] for told in config["mounts"] if told["type"] == "bind"]
+    assert sources == ["/runtime"]
     assert {"type": "user"} in config["linux"]["namespaces"]
     assert config["process"]["noNewPrivileges"]
-    assert config["root"]["readonly"]
-    assert all(told["hostID"] != 0 for told in config["linux"]["uidMappings"])
     assert config["linux"]["resources"]["devices"] == [{"allow": False, "access": "rwm"}]
-    inside = [number for told in ID_RANGES for number in (told["containerID"], told["size"])]
-    assert inside == [0, FIRST_UID, FIRST_UID, LAST_UID + 1 - FIRST_UID, LAST_UID + 1, 65_536 - LAST_UID - 1]
+    assert all(told["hostID"] != 0 for told in config["linux"]["uidMappings"])
+
+
+def test_identities_are_the_same_numbers_outside_and_all_others_are_nobodys() -> None:
+    outside = {told["containerID"]: told["hostID"] for told in ID_RANGES}
+    assert outside[FIRST_UID] == FIRST_UID
+    assert outside[FIRST_OF_RANGES] == FIRST_OF_RANGES
+    last_range = UidPair(LAST_UID - 1, LAST_UID).first_of_range + RANGE_IDS
+    assert outside[0] >= last_range
+    assert max(told["hostID"] + told["size"] for told in ID_RANGES) < 1 << 31
+    inside = sorted((told["containerID"], told["containerID"] + told["size"]) for told in ID_RANGES)
+    assert all(end <= first for (_, end), (first, _) in pairwise(inside))
+    assert not any(told["hostID"] <= NOBODY < told["hostID"] + told["size"] for told in ID_RANGES)

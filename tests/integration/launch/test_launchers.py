@@ -49,6 +49,7 @@ class Candidate:
         pytest.param("oci", marks=pytest.mark.docker),
         pytest.param("oci-fork", marks=pytest.mark.docker),
         pytest.param("oci-writable", marks=pytest.mark.docker),
+        pytest.param("oci-writable-fork", marks=pytest.mark.docker),
         pytest.param("oci-crun", marks=pytest.mark.docker),
         pytest.param("oci-runsc", marks=[pytest.mark.docker, pytest.mark.full]),
         "process",
@@ -69,14 +70,14 @@ async def candidate(
         runtime = next((name for name in ("runsc", "crun") if name in request.param), "runc")
         if (reason := oci_images.why_not(runtime)) is not None:
             pytest.skip(reason)
-        if request.param == "oci-fork" and (reason := why_no_forks(runtime)) is not None:
+        if request.param.endswith("fork") and (reason := why_no_forks(runtime)) is not None:
             pytest.skip(reason)
         oci_images.stored_image()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        plain = WRITABLE if request.param == "oci-writable" else PLAIN
+        plain = WRITABLE if "writable" in request.param else PLAIN
         spec = replace(plain, runtime=runtime, pids=512 if runtime == "runsc" else PLAIN.pids)
         waived = WAIVED_WITHOUT_ROOT if plain.is_writable else frozenset()
-        start: Literal["run", "fork"] = "fork" if request.param == "oci-fork" else "run"
+        start: Literal["run", "fork"] = "fork" if request.param.endswith("fork") else "run"
         launcher = OciLauncher(run, max_sandboxes=2, runtime=runtime, start=start, waived=waived)
         made = Candidate(launcher, lambda: [n for n in containers_below(tmp_path) if not _is_parent(n)], spec)
     elif request.param == "process":

@@ -63,6 +63,7 @@ _OF_RECORD = ("answer", "started_at", "launch_s", "duration_s", "waiting_s", "cp
 _WHERE_KNOWN = ("changes", "grade", "branch")
 _SEVERAL = ("step_grades", "continued", "crossings", "services")
 _TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
+_GROUP_RESULT, _CHOICE = ([field.name for field in fields(kind)] for kind in (GroupResult, Choice))
 _TURN = [f.name for f in fields(Turn) if f.name not in ("messages", "completion", "tools")]
 _RENAMED = {"tokens_T": "token_ids", "logprobs_T": "logprobs", "spans": "policy_spans"}
 _COMPLETION = {f.name: _RENAMED.get(f.name, f.name) for f in fields(Completion)}
@@ -314,8 +315,9 @@ def dropped_line(number: int, task_id: str, reason: str) -> dict[str, Any]:
 
 def result_line(number: int, result: GroupResult, choice: Choice | None) -> dict[str, Any]:
     """One line of curriculum.jsonl. `number`: the group's."""
-    line = {"schema": SCHEMA, "group": number, **asdict(result), **(asdict(choice) if choice is not None else {})}
-    return {name: value for name, value in line.items() if name != "turn" or value}
+    line: dict[str, Any] = {"schema": SCHEMA, "group": number}
+    line |= {name: getattr(result, name) for name in _GROUP_RESULT if name != "turn" or result.turn}
+    return line | {name: getattr(choice, name) for name in (_CHOICE if choice is not None else ())}
 
 
 def read_result(text: bytes) -> tuple[int, GroupResult]:

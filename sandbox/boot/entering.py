@@ -22,7 +22,6 @@ FILTER = "sandbox.filter"  # the annotation with the filter of system calls, com
 _MOST_BYTES = 1 << 20
 _ROOT = "/root"  # where the new one is made
 _RUNTIME = "/opt/sandbox"
-_PROGRAM = ["/opt/sandbox/bin/python", "-P", "/opt/sandbox/app/sandbox/__main__.py"]
 
 _NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000  # mounts, groups, host name, IPC, network
 _NEW_USERS = 0x10000000
@@ -88,10 +87,11 @@ class Request:
 
 
 def enter(request: Request) -> list[str]:
-    """The arguments of the program, which the caller is to run: it is imported. Any other program is executed, and
-    this does not return. Raises OSError where a part cannot be had; then nothing has been run.
+    """The command line of the program that is to run here. Raises OSError where a part cannot be had; then nothing
+    has been run.
 
-    No descriptor but the usual three is left, and none of them is shared with the parent.
+    No descriptor is left but the usual three, none of which is shared with the parent, and that of the agent's
+    namespace.
     """
     os.dup2(request.output, 1)
     os.dup2(request.output, 2)
@@ -127,9 +127,7 @@ def enter(request: Request) -> list[str]:
     os.write(sealed, b"\n")
     os.close(sealed)
     arguments: list[str] = process["args"]
-    if arguments[: len(_PROGRAM)] != _PROGRAM:
-        os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted
-    return arguments[len(_PROGRAM) :]
+    return arguments
 
 
 def _make_root(config: Mapping[str, Any], trees: Mapping[str, int]) -> None:

@@ -28,6 +28,7 @@ EXIT_BROKEN = 70
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
+_OURS = "/opt/sandbox/app/sandbox/"
 _TAKEN = b"+"  # what a child says when it has its request; else it says why it cannot be made
 
 Become = Callable[[list[str]], int]
@@ -44,7 +45,9 @@ class Template:
         from sandbox.boot.packed import PackedImports
 
         with PackedImports():
-            import sandbox.boot.entering  # noqa: F401 - children find it imported
+            import sandbox.boot.entering
+            import sandbox.pid1.command
+            import sandbox.pid1.service  # noqa: F401 - children find these imported
             from sandbox.boot.imported import imported
 
         become = imported()
@@ -88,7 +91,7 @@ class Template:
                 os.close(number)
             self._line.close()
             self._handed.close()
-            status = become(enter(request))
+            status = _run(enter(request), become)
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
         except BaseException as error:
@@ -158,6 +161,23 @@ class Server:
             if pid == self._template:
                 return False
             _tell(self._line, {"ended": pid, "status": status})
+
+
+def _run(arguments: list[str], supervise: Become) -> int:
+    """Does what Python would with this command line, if it is one of ours; executes any other."""
+    from sandbox.pid1 import command, service
+
+    at = next((n for n, text in enumerate(arguments) if text.startswith(_OURS)), 0)
+    sys.argv[:] = arguments[at:]
+    match arguments[at].removeprefix(_OURS):
+        case "__main__.py":
+            return supervise(arguments[at + 1 :])
+        case "pid1/__main__.py":
+            command.main()
+        case "pid1/service.py":
+            service.main()
+    os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted
+    raise AssertionError("none of these returns")
 
 
 def unfit(own: set[int]) -> str:

@@ -14,6 +14,7 @@ reads a text of a model or runs code of one. Messages are JSON, one a packet:
     ← {"ended": PROCESS_ID, "status": WAIT_STATUS}              as the box numbers processes
 """
 
+import contextlib
 import json
 import os
 import select
@@ -29,7 +30,7 @@ _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
 _OURS = "/opt/sandbox/app/sandbox/"
-_TAKEN = b"+"  # what a child says when it has its request; else it says why it cannot be made
+_TAKEN = b"+"  # what a child says when it has its request
 
 Become = Callable[[list[str]], int]
 
@@ -69,10 +70,10 @@ class Template:
 
         try:
             libc("unshare", _NEW_PROCESSES)
-            if os.fork() == 0:
+            if (pid := os.fork()) == 0:
                 self._be_child(become)
+            self._handed.send(b"%d" % pid)
         except OSError as error:
-            _, _, _, _ = socket.recv_fds(self._handed, _MOST_BYTES, _MOST_DESCRIPTORS)
             self._handed.send((error.strerror or "nobody knows why").encode())
         os._exit(0)
 
@@ -105,24 +106,31 @@ class Template:
 
 
 class Server:
-    """`template`: its process. `handing`: where children get their requests. `go`: to the template."""
+    """`template`: its process. `handing`, `handed`: both ends of the socket on which children get their requests.
+    `go`: to the template."""
 
-    def __init__(self, line: socket.socket, template: int, handing: socket.socket, go: int) -> None:
-        self._line, self._template, self._handing, self._go = line, template, handing, go
+    def __init__(
+        self, line: socket.socket, template: int, handing: socket.socket, handed: socket.socket, go: int
+    ) -> None:
+        self._line, self._template, self._go = line, template, go
+        self._handing, self._handed = handing, handed
         self._under_way = ""  # the name of the one that was handed on, until a child has it
+        self._child, self._is_taken = 0, False  # its process, when that is known; whether it has its request
 
     def serve(self) -> None:
         """Until the keeper hangs up, or the template ends."""
         wakeup, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        if not self._reap():  # before there was a handler
+            return
         while True:
             poll = select.poll()
             poll.register(wakeup, select.POLLIN)
             poll.register(self._handing if self._under_way else self._line, select.POLLIN)
             ready = [number for number, _ in poll.poll()]
             if self._handing.fileno() in ready:
-                self._taken()
+                self._hear_child()
             if wakeup in ready:
                 os.read(wakeup, 4096)
                 if not self._reap():
@@ -138,7 +146,7 @@ class Server:
             return False
         if not message:
             return False
-        self._under_way = json.loads(message)["fork"]
+        self._under_way, self._child, self._is_taken = json.loads(message)["fork"], 0, False
         try:
             socket.send_fds(self._handing, [message], descriptors)
         finally:
@@ -147,9 +155,27 @@ class Server:
         os.write(self._go, b"x")
         return True
 
-    def _taken(self) -> None:
-        if (said := self._handing.recv(_MOST_BYTES)) != _TAKEN:
-            _tell(self._line, {"refused": self._under_way, "why": said.decode()})
+    def _hear_child(self) -> None:
+        """Which process it is, that it has its request, or why it cannot be made."""
+        said = self._handing.recv(_MOST_BYTES)
+        if said == _TAKEN:
+            self._is_taken = True
+        elif said.isdigit():
+            self._child = int(said)
+        else:
+            self._refuse(said.decode())
+        if self._is_taken and self._child:  # in either order
+            self._under_way = ""
+
+    def _refuse(self, why: str) -> None:
+        """Nobody gets the request that is under way."""
+        with contextlib.suppress(BlockingIOError):  # the child has got it, and did nothing more
+            _, descriptors, _, _ = socket.recv_fds(
+                self._handed, _MOST_BYTES, _MOST_DESCRIPTORS, socket.MSG_DONTWAIT
+            )
+            for number in descriptors:
+                os.close(number)
+        _tell(self._line, {"refused": self._under_way, "why": why})
         self._under_way = ""
 
     def _reap(self) -> bool:
@@ -160,6 +186,10 @@ class Server:
                 return True
             if pid == self._template:
                 return False
+            while self._under_way and select.select([self._handing], [], [], 0)[0]:
+                self._hear_child()  # what it said before it ended
+            if self._under_way and pid == self._child and not self._is_taken:
+                self._refuse("it ended before it had its request")
             _tell(self._line, {"ended": pid, "status": status})
 
 
@@ -216,9 +246,8 @@ def main() -> int:
         handing.close()
         os.close(go)
         Template(line, handed, going).run()
-    handed.close()
     os.close(going)
-    Server(line, template, handing, go).serve()
+    Server(line, template, handing, handed, go).serve()
     return 0
 
 

@@ -5,10 +5,12 @@ What goes over a parent's line is described in `sandbox/boot/parent`. Only the s
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from orchestrator.launch.oci.kept import Container, Keeping
 _RUNTIME = "/opt/sandbox"  # which the parent has itself
 _MOST_BYTES = 1 << 16
 _ASKING_S = 10.0  # a parent reads at once
+STARTING_S = 50.0  # below what the orchestrator waits for
 
 
 class Forked(NamedTuple):
@@ -75,6 +78,8 @@ class Fork:
         self.parent, self.bundle = parent, bundle
         self.sealed = self.pidfd = -1
         self.inner = 0  # as its box numbers it
+        self.is_sealed = False
+        self.why = ""  # it is killed, if its start is
 
     def kill(self) -> None:
         """Its parent, which waits for it, tells of its end."""
@@ -96,6 +101,7 @@ class Forking:
         self._keeper = keeper
         self._shifted = -1  # a user namespace with the ids of parents
         self._images: set[str] = set()  # that have all folders to mount something at
+        self._due: dict[str, float] = {}  # until when a start may take (monotonic seconds)
 
     def make_parent(self, container: Container, name: str, ids: str, nobody: int) -> int:
         """The descriptor that the parent finds under the number 3; the caller closes it. `ids`: of all parents, as
@@ -144,6 +150,7 @@ class Forking:
         finally:
             for number in opened:
                 os.close(number)
+        self._due[name] = time.monotonic() + STARTING_S
         output, selector = container.output, self._keeper.selector
         selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
         selector.register(fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, name))
@@ -156,7 +163,7 @@ class Forking:
                 trees["/"] = mounts.written_root(bundle)
             else:
                 if image not in self._images:
-                    mounts.make_places(image, [told["destination"] for told in config["mounts"]])
+                    mounts.make_places(image, _first_places(config))
                     self._images.add(image)
                 trees["/"] = mounts.image_root(image, self._shifted)
             trees["/dev"] = mounts.devices(("pts", "shm"))
@@ -177,11 +184,27 @@ class Forking:
             if container.fork is None or container.fork.parent != name or container.has_ended:
                 continue
             if container.starting:
-                self._fail(container, each, "its parent has ended")
+                self._fail(container, each, container.fork.why or "its parent has ended")
             elif container.pid:
                 container.pid, container.has_ended = 0, True
                 self._keeper.tell(lost=each, said="the process that it was forked from has ended")
                 self._keeper.remove_if_wanted(each)
+
+    @property
+    def due_s(self) -> float:
+        """When `end_overdue` is to be called (monotonic seconds)."""
+        return min(self._due.values(), default=math.inf)
+
+    def end_overdue(self) -> None:
+        """Kills what does not get sealed; where its parent has told nothing of it, the parent."""
+        for name in [name for name, due_s in self._due.items() if due_s < time.monotonic()]:
+            del self._due[name]
+            container = self._keeper.containers[name]
+            container.fork.why = f"it was not there within {STARTING_S:g} s"
+            if container.pid:
+                container.fork.kill()
+            else:
+                self._keeper.kill(container.fork.parent)
 
     def forget(self, container: Container) -> None:
         """It is removed."""
@@ -201,7 +224,7 @@ class Forking:
                 forked = self._keeper.containers[told.name]
                 forked.pid, forked.fork.inner, forked.fork.pidfd = told.pid, told.inner, told.pidfd
                 parent.forks.names[told.inner] = told.name
-                self._tell_if_started(forked)
+                self._tell_if_started(forked, told.name)
             case {"ready": _}:
                 self._keeper.tell(call=parent.call, pid=parent.pid)
             case {"unfit": why}:
@@ -220,26 +243,39 @@ class Forking:
         os.close(fork.sealed)
         fork.sealed = -1
         if is_sealed:
-            container.starting = False
-            self._tell_if_started(container)
+            fork.is_sealed = True
+            self._tell_if_started(container, name)
 
-    def _tell_if_started(self, container: Container) -> None:
+    def _tell_if_started(self, container: Container, name: str) -> None:
         """When it is known that it is sealed, and which process it is."""
-        if container.pid and not container.starting:
+        if not container.pid or not container.fork.is_sealed:
+            return
+        self._due.pop(name, None)
+        try:
             with open(os.path.join(container.fork.bundle, "pid"), "w") as file:  # as runtimes do it
                 file.write(str(container.pid))
-            self._keeper.tell(call=container.call, pid=container.pid)
+        except OSError as error:
+            container.fork.why = f"no file for its process id: {error.strerror}"
+            container.fork.kill()  # its parent tells when it has ended
+            return
+        container.starting = False
+        self._keeper.tell(call=container.call, pid=container.pid)
+        self._keeper.remove_if_wanted(name)
 
     def _ended(self, name: str, status: int) -> None:
-        container = self._keeper.containers[name]
+        container = self._keeper.containers.get(name)
+        if container is None:  # its start failed, and it is removed
+            return
         if container.starting:
             container.has_ended = True
             end = os.waitstatus_to_exitcode(status)
-            self._fail(container, name, container.output.last_words() or f"it ended with {end}")
+            why = container.fork.why or container.output.last_words()
+            self._fail(container, name, why or f"it ended with {end}")
         else:
             self._keeper.ended(name, status)
 
     def _fail(self, container: Container, name: str, why: str) -> None:
+        self._due.pop(name, None)
         self._close(container.fork)
         self._keeper.fail(name, why)
 
@@ -253,6 +289,12 @@ class Forking:
         if parent.forks.fileno() >= 0:
             self._keeper.selector.unregister(parent.forks)
             parent.forks.close()
+
+
+def _first_places(config: Mapping[str, Any]) -> list[str]:
+    """Where something is mounted on the image itself, not on what is mounted there."""
+    places = [told["destination"] for told in config["mounts"]]
+    return [place for place in places if not any(place.startswith(f"{other}/") for other in places)]
 
 
 def _numbers(pidfd: int) -> tuple[int, int]:

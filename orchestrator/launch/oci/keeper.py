@@ -84,6 +84,8 @@ class Keeper:
                 if time.monotonic() > deadline:
                     os.kill(pid, signal.SIGKILL)
                     self._running[pid] = math.inf, then  # once: it ends when the kernel lets it
+            if self._forking is not None:
+                self._forking.end_overdue()
 
     # ------------------------------------------------------------ the orchestrator
 
@@ -268,7 +270,7 @@ class Keeper:
             return
         container.deleting = True
         state = os.path.join(self.state, name)
-        if (container.has_ended or container.fork is not None) and groups.clear(state):
+        if (container.has_ended or groups.is_forked(state)) and groups.clear(state):
             self._deleted(name, 0, Output())
         elif groups.is_forked(state):
             output = Output()
@@ -396,7 +398,8 @@ class Keeper:
 
     def _wait_s(self) -> float | None:
         """Until something must be looked at that tells nobody. None: nothing."""
-        due = min([self._until_s, *(deadline for deadline, _ in self._running.values())])
+        forks_s = math.inf if self._forking is None else self._forking.due_s
+        due = min([self._until_s, forks_s, *(deadline for deadline, _ in self._running.values())])
         return None if due == math.inf else max(0.0, due - time.monotonic())
 
 

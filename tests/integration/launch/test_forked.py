@@ -157,6 +157,19 @@ async def test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another(many: 
     assert parent_of(next_one.pid) != old
 
 
+@pytest.mark.full
+@pytest.mark.timeout(300)
+async def test_a_parent_that_stands_still_costs_a_start_and_its_sandboxes(many: Any) -> None:
+    _, park, _ = many
+    (first,) = await park(1)
+    os.kill(children(parent_of(first.pid))[0], signal.SIGSTOP)
+    with pytest.raises(LaunchError, match="it was not there within 50 s"):
+        await park(1)
+    with pytest.raises(SandboxLostError, match="forked from"):
+        await first.exited()
+    assert len(await park(1)) == 1
+
+
 async def test_parents_are_renewed_and_the_old_one_ends_with_its_last_child(
     run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

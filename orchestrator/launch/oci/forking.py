@@ -5,10 +5,13 @@ What goes over a parent's line is described in `sandbox/boot/parent`. Only the s
 
 import contextlib
 import json
+import math
 import os
+import select
 import selectors
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +21,8 @@ from orchestrator.launch.oci.kept import Container, Keeping
 _RUNTIME = "/opt/sandbox"  # which the parent has itself
 _MOST_BYTES = 1 << 16
 _ASKING_S = 10.0  # a parent reads at once
+STARTING_S = 60.0  # as long as a call of the runtime may take
+_TELLING_S = 20.0  # a parent tells at once that a process has ended
 
 
 class Forked(NamedTuple):
@@ -38,6 +43,8 @@ class ParentLine:
         self._line.settimeout(_ASKING_S)
         self.theirs = theirs.detach()
         self.names: dict[int, str] = {}  # of what was forked, by its number in the box
+        self.is_answered = False  # whether it can be forked from
+        self.unnumbered: list[str] = []  # of what had ended before its number could be read
 
     def fileno(self) -> int:
         """-1: it is closed."""
@@ -69,17 +76,26 @@ class ParentLine:
 
 
 class Fork:
-    """One forked sandbox. `sealed`: becomes readable when it is sealed or has ended; -1: it did."""
+    """One forked sandbox. `sealed`: becomes readable when it is sealed or has ended; -1: it did. `due_s`: when its
+    parent must have told what is awaited of it, if anything is."""
 
     def __init__(self, parent: str, bundle: str) -> None:
         self.parent, self.bundle = parent, bundle
         self.sealed = self.pidfd = -1
-        self.inner = 0  # as its box numbers it
+        self.due_s = math.inf
+        self.is_seen_ended = False
 
     def kill(self) -> None:
         """Its parent, which waits for it, tells of its end."""
+        self.due_s = min(self.due_s, time.monotonic() + _TELLING_S)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def has_ended(self) -> bool:
+        """Whoever was told of it."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Idempotent."""
@@ -144,6 +160,7 @@ class Forking:
         finally:
             for number in opened:
                 os.close(number)
+        fork.due_s = time.monotonic() + STARTING_S
         output, selector = container.output, self._keeper.selector
         selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
         selector.register(fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, name))
@@ -173,15 +190,47 @@ class Forking:
         """The parent has ended, and the kernel all that was forked from it. What it told before counts."""
         while parent.forks.fileno() >= 0:
             self._hear(parent, name)
+        if not parent.forks.is_answered:
+            self._answer(parent, error=parent.output.last_words() or "it ended before it was ready")
         for each, container in list(self._keeper.containers.items()):
             if container.fork is None or container.fork.parent != name or container.has_ended:
                 continue
             if container.starting:
                 self._fail(container, each, "its parent has ended")
-            elif container.pid:
+            elif container.fork.pidfd >= 0:
                 container.pid, container.has_ended = 0, True
                 self._keeper.tell(lost=each, said="the process that it was forked from has ended")
                 self._keeper.remove_if_wanted(each)
+
+    def due_s(self) -> float:
+        """When `look` must be called (as `time.monotonic`)."""
+        forks = (container.fork for container in self._keeper.containers.values())
+        return min((fork.due_s for fork in forks if fork is not None), default=math.inf)
+
+    def look(self) -> None:
+        """A start that takes too long is ended. A parent that has not forked by then, or does not tell of an end,
+        is broken: it is ended, too."""
+        for container in list(self._keeper.containers.values()):
+            if (fork := container.fork) is None or fork.due_s > time.monotonic():
+                continue
+            self._hear_all(fork.parent)  # this process may be the one that is late
+            if fork.due_s > time.monotonic():
+                continue
+            fork.due_s = math.inf
+            if fork.pidfd < 0 or fork.is_seen_ended:
+                self._keeper.kill(fork.parent)
+            elif fork.has_ended():
+                fork.is_seen_ended, fork.due_s = True, time.monotonic() + _TELLING_S
+            else:
+                fork.kill()
+
+    def _hear_all(self, name: str) -> None:
+        """What this parent has told by now."""
+        parent, poll = self._keeper.containers.get(name), select.poll()
+        if parent is not None and parent.forks.fileno() >= 0:
+            poll.register(line := parent.forks.fileno(), select.POLLIN)
+            while parent.forks.fileno() == line and poll.poll(0):
+                self._hear(parent, name)
 
     def forget(self, container: Container) -> None:
         """It is removed."""
@@ -199,22 +248,34 @@ class Forking:
                 self._keeper.kill(name)
             case Forked() as told:
                 forked = self._keeper.containers[told.name]
-                forked.pid, forked.fork.inner, forked.fork.pidfd = told.pid, told.inner, told.pidfd
-                parent.forks.names[told.inner] = told.name
+                forked.pid, forked.fork.pidfd = told.pid, told.pidfd
+                if told.pid:
+                    parent.forks.names[told.inner] = told.name
+                else:
+                    parent.forks.unnumbered.append(told.name)
                 self._tell_if_started(forked)
             case {"ready": _}:
-                self._keeper.tell(call=parent.call, pid=parent.pid)
+                self._answer(parent, pid=parent.pid)
             case {"unfit": why}:
-                self._keeper.tell(call=parent.call, error=f"nothing can be forked: {why}")
+                self._answer(parent, error=f"nothing can be forked: {why}")
             case {"refused": refused, "why": why}:
                 self._fail(self._keeper.containers[refused], refused, why)
             case {"ended": ended, "status": status}:
-                if ended in parent.forks.names:  # else it has not said its name, and nobody knows it
+                if ended in parent.forks.names:
                     self._ended(parent.forks.names.pop(ended), status)
+                elif parent.forks.unnumbered:
+                    self._ended(parent.forks.unnumbered.pop(0), status)
+                # Else it has not said its name, and nobody knows it.
+
+    def _answer(self, parent: Container, **answer: Any) -> None:
+        parent.forks.is_answered = True
+        self._keeper.tell(call=parent.call, **answer)
 
     def _hear_sealed(self, container: Container, name: str) -> None:
         """It is sealed; or it has ended before, which its parent tells."""
         fork = container.fork
+        if fork.sealed < 0:
+            return
         self._keeper.selector.unregister(fork.sealed)
         is_sealed = bool(os.read(fork.sealed, 1))
         os.close(fork.sealed)
@@ -225,13 +286,18 @@ class Forking:
 
     def _tell_if_started(self, container: Container) -> None:
         """When it is known that it is sealed, and which process it is."""
-        if container.pid and not container.starting:
+        if container.fork.pidfd >= 0 and not container.starting:
+            container.fork.due_s = math.inf
             with open(os.path.join(container.fork.bundle, "pid"), "w") as file:  # as runtimes do it
                 file.write(str(container.pid))
             self._keeper.tell(call=container.call, pid=container.pid)
 
     def _ended(self, name: str, status: int) -> None:
-        container = self._keeper.containers[name]
+        container = self._keeper.containers.get(name)
+        if container is None:  # nobody could know that it was still there, and it was removed
+            return
+        container.fork.due_s = math.inf
+        self._hear_sealed(container, name)  # what it said before it ended counts
         if container.starting:
             container.has_ended = True
             end = os.waitstatus_to_exitcode(status)
@@ -244,6 +310,7 @@ class Forking:
         self._keeper.fail(name, why)
 
     def _close(self, fork: Fork) -> None:
+        fork.due_s = math.inf
         if fork.sealed >= 0:
             with contextlib.suppress(KeyError):  # nobody listened to it
                 self._keeper.selector.unregister(fork.sealed)

@@ -84,6 +84,8 @@ class Keeper:
                 if time.monotonic() > deadline:
                     os.kill(pid, signal.SIGKILL)
                     self._running[pid] = math.inf, then  # once: it ends when the kernel lets it
+            if self._forking is not None:
+                self._forking.look()
 
     # ------------------------------------------------------------ the orchestrator
 
@@ -396,7 +398,8 @@ class Keeper:
 
     def _wait_s(self) -> float | None:
         """Until something must be looked at that tells nobody. None: nothing."""
-        due = min([self._until_s, *(deadline for deadline, _ in self._running.values())])
+        forked_s = math.inf if self._forking is None else self._forking.due_s()
+        due = min([self._until_s, forked_s, *(deadline for deadline, _ in self._running.values())])
         return None if due == math.inf else max(0.0, due - time.monotonic())
 
 

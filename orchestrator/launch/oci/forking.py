@@ -20,6 +20,7 @@ from orchestrator.launch.oci.kept import Container, Keeping
 
 _RUNTIME = "/opt/sandbox"  # which the parent has itself
 _MOST_BYTES = 1 << 16
+_SHARED = ("inotify_instances", "inotify_watches")
 _ASKING_S = 10.0  # a parent reads at once
 STARTING_S = 60.0  # as long as a call of the runtime may take
 _TELLING_S = 20.0  # a parent tells at once that a process has ended
@@ -113,14 +114,21 @@ class Forking:
         self._shifted = -1  # a user namespace with the ids of parents
         self._images: set[str] = set()  # that have all folders to mount something at
 
-    def make_parent(self, container: Container, name: str, ids: str, nobody: int) -> int:
+    def make_parent(
+        self, container: Container, name: str, bundle: str, ids: str, nobody: int, sharers: int
+    ) -> int:
         """The descriptor that the parent finds under the number 3; the caller closes it. `ids`: of all parents, as
-        in /proc/PID/uid_map; `nobody`: a uid that is none of them. Raises OSError."""
+        in /proc/PID/uid_map; `nobody`: a uid that is none of them. `sharers`: how many sandboxes share what the
+        kernel counts for the owner of their user namespace, which is not root but nobody. Raises OSError."""
         self._keeper.own_mounts()
         mounts.make_parent_root()
         if self._shifted < 0:
             with mounts.user_namespace(mounts.AgentNamespace(nobody, (ids, ids), 1)) as namespace:
                 self._shifted = os.dup(namespace)
+        each = [(f"max_{kind}", max(1, _most(kind) // sharers)) for kind in _SHARED]
+        with mounts.user_namespace(mounts.AgentNamespace(nobody, (ids, ids), None, each)) as namespace:
+            container.users = os.dup(namespace)
+        _enter_users(bundle, f"/proc/{os.getpid()}/fd/{container.users}")
         container.forks = line = ParentLine()
         self._keeper.selector.register(line, selectors.EVENT_READ, lambda: self._hear(container, name))
         return line.theirs
@@ -236,6 +244,9 @@ class Forking:
         """It is removed."""
         if container.forks is not None:
             self._hang_up(container)
+        if container.users >= 0:
+            os.close(container.users)
+            container.users = -1
         if container.fork is not None:
             self._close(container.fork)
 
@@ -320,6 +331,22 @@ class Forking:
         if parent.forks.fileno() >= 0:
             self._keeper.selector.unregister(parent.forks)
             parent.forks.close()
+
+
+def _most(kind: str) -> int:
+    """Of each user of this machine."""
+    with open(f"/proc/sys/user/max_{kind}") as file:
+        return int(file.read())
+
+
+def _enter_users(bundle: str, namespace: str) -> None:
+    """Has the runtime enter this user namespace instead of making one. Raises OSError."""
+    with open(os.path.join(bundle, "config.json"), "r+") as file:
+        config = json.load(file)
+        (users,) = (told for told in config["linux"]["namespaces"] if told["type"] == "user")
+        users["path"] = namespace
+        file.seek(0)
+        json.dump(config, file)  # it has become longer
 
 
 def _numbers(pidfd: int) -> tuple[int, int]:

@@ -153,7 +153,7 @@ class Keeper:
         if "parent" in request:
             argv[1:1] = ["--preserve-fds", "1"]
             try:
-                passed = self.forking.make_parent(container, name, **request["parent"])
+                passed = self.forking.make_parent(container, name, bundle, **request["parent"])
             except OSError as error:
                 self.fail(name, f"no parent: {error.strerror}")
                 return
@@ -331,7 +331,7 @@ class Keeper:
             self._forget(each)
             if each.readable >= 0:
                 os.close(each.readable)
-        if container.forks is not None or container.fork is not None:
+        if container.forks is not None or container.fork is not None or container.users >= 0:
             self.forking.forget(container)
         for call in container.removals:
             self.tell(call=call, **answer)

@@ -142,6 +142,41 @@ async def test_locks_files_and_processes_of_one_are_not_seen_by_the_next(run: st
     assert said == ['{"taken": ["by this very sandbox"], "left": [], "shown": ["1"]}'] * 2
 
 
+_AS_AGENT = """
+import ctypes, json, os, re, signal, sys, time
+uid = int(re.search(r"worker-uid (\\d+)", " ".join(sys.argv))[1])
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+libc = ctypes.CDLL(None)
+"""
+_TAKES_ALL = """
+for _ in range(1000):
+    libc.inotify_init()
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+for _ in range(200_000):
+    libc.sigqueue(os.getpid(), 40, None)
+done = open("/dev/zero")
+signal.pause()
+"""
+_NEEDS_SOME = """
+timer = ctypes.c_void_p()
+print(json.dumps([libc.inotify_init() > 0, libc.timer_create(1, None, ctypes.byref(timer))]))
+"""
+
+
+async def test_one_cannot_use_up_what_the_kernel_counts_per_user(run: str) -> None:
+    """All users of a user namespace count for its owner, too: that is not root, and each of them has a share."""
+    async with oci_launcher_for(run, start="fork") as launcher:
+        async with oci_probed(launcher, _AS_AGENT + _TAKES_ALL) as greedy:
+            await eventually(lambda: "/dev/zero" in descriptors(greedy.pid).values())
+            own = re.findall(r"SigQ:\s*(\d+)/", Path("/proc/self/status").read_text())
+            assert int(own[0]) < 1000, "nor for this machine's root"
+            async with oci_probed(launcher, _AS_AGENT + _NEEDS_SOME) as other:
+                await other.exited()
+    assert other.last_words == "[true, 0]"
+
+
 # ---------------------------------------------------------------- whoever ends
 
 

@@ -96,6 +96,11 @@ async def test_siblings_have_one_parent_and_nothing_else_in_common(many: Any) ->
         spaces = {os.readlink(f"/proc/{place}/ns/{kind}") for place in places}
         assert len(spaces) == 4, kind
     assert os.readlink(f"/proc/{one.pid}/ns/user") != os.readlink("/proc/self/ns/user")
+    mine, others = ({*Path(f"/proc/{sandbox.pid}/cgroup").read_text().splitlines()} for sandbox in (one, other))
+    common = {line.split(":")[1] for line in mine & others}
+    if any(line.startswith("0::") for line in mine) and len(mine) > 1:
+        common -= {""}  # v1 is used
+    assert {name for name in common if not name.startswith("name=")} <= {"cpuset", "devices"}
     theirs = [{*descriptors(pid).values()} for sandbox in (one, other) for pid in below(sandbox.pid)]
     parents_own = {*descriptors(parent_of(one.pid)).values()} - {"/dev/null"}
     first, second = ({*theirs[0], *theirs[1], *theirs[2]}, {*theirs[3], *theirs[4], *theirs[5]})

@@ -194,15 +194,19 @@ class Keeper:
         with mounts.user_namespace(mounts.AgentNamespace(**request["agent"])) as namespace:
             root = mounts.WritableRoot(**request["root"])
             if "state" in request:
-                root = self._with_state(root, request["start"], **request["state"])
+                root = self._with_state(root, request["start"], bundle, **request["state"])
             mounts.make_root(bundle, root, namespace)
             return os.dup(namespace)
 
-    def _with_state(self, root: Any, guest: str, of: Sequence[str], at: int, copied: bool, **scope: Any) -> Any:
+    def _with_state(
+        self, root: Any, guest: str, bundle: str, of: Sequence[str], at: int, copied: bool, **scope: Any
+    ) -> Any:
         """The root, with what the containers `of` wrote to their own as layers. Raises OSError."""
         from orchestrator.launch.oci import mounts, state
 
         layers = []
+        with open(os.path.join(bundle, "config.json")) as file:
+            places = [told["destination"] for told in json.load(file)["mounts"]]
         for name in of:
             source = self.containers.get(name)
             if (
@@ -222,6 +226,7 @@ class Keeper:
                 mounts.release_root(source.root)
             owner, shift = root.owner, root.owner if root.shifted else 0
             layers.append(state.state_in_scope(folder, state.StateScope(**scope), root.lowers[at:], owner, shift))
+            state.clear_way(layers[-1], places)
         lowers = [*root.lowers[:at], *layers, *root.lowers[at:]]
         return root._replace(lowers=lowers, own=range(at, at + len(layers)))
 

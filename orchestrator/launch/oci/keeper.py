@@ -275,9 +275,10 @@ class Keeper:
             return
         container.deleting = True
         state = os.path.join(self.state, name)
-        if (container.has_ended or container.fork is not None) and groups.clear(state):
+        is_forked = container.fork is not None or groups.is_forked(state)  # by a keeper before this one
+        if (container.has_ended or is_forked) and groups.clear(state):
             self._deleted(name, 0, Output())
-        elif groups.is_forked(state):
+        elif is_forked and groups.is_forked(state):
             output = Output()
             output.tail = b"its control groups are still in use"
             self._deleted(name, 1, output)

@@ -197,6 +197,18 @@ async def test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another(many: 
     assert parent_of(next_one.pid) != old
 
 
+async def test_what_a_killed_keeper_left_is_removed_by_the_next(many: Any, temporary: Path) -> None:
+    _, park, stack = many
+    one, other = await park(2)
+    os.kill(parent_of(parent_of(one.pid)), signal.SIGKILL)
+    for sandbox in (one, other):
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(SandboxLostError, match="has ended"):
+                await sandbox.exited()
+    await stack.aclose()
+    assert list(temporary.glob(f"{PREFIX}*/state/sandbox-*")) == []
+
+
 async def test_parents_are_renewed_and_the_old_one_ends_with_its_last_child(
     run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import selectors
 import signal
 import socket
@@ -19,8 +20,10 @@ from orchestrator.launch.oci.kept import Container, Keeping
 
 _RUNTIME = "/opt/sandbox"  # which the parent has itself
 _MOST_BYTES = 1 << 16
+_SHARED = ("inotify_instances", "inotify_watches")
 _ASKING_S = 10.0  # a parent reads at once
-STARTING_S = 50.0  # below what the orchestrator waits for
+STARTING_S = 60.0  # as long as a call of the runtime may take
+_TELLING_S = 20.0  # a parent tells at once that a process has ended
 
 
 class Forked(NamedTuple):
@@ -41,6 +44,8 @@ class ParentLine:
         self._line.settimeout(_ASKING_S)
         self.theirs = theirs.detach()
         self.names: dict[int, str] = {}  # of what was forked, by its number in the box
+        self.is_answered = False  # whether it can be forked from
+        self.unnumbered: list[str] = []  # of what had ended before its number could be read
 
     def fileno(self) -> int:
         """-1: it is closed."""
@@ -72,19 +77,26 @@ class ParentLine:
 
 
 class Fork:
-    """One forked sandbox. `sealed`: becomes readable when it is sealed or has ended; -1: it did."""
+    """One forked sandbox. `sealed`: becomes readable when it is sealed or has ended; -1: it did. `due_s`: when its
+    parent must have told what is awaited of it, if anything is."""
 
     def __init__(self, parent: str, bundle: str) -> None:
         self.parent, self.bundle = parent, bundle
         self.sealed = self.pidfd = -1
-        self.inner = 0  # as its box numbers it
-        self.is_sealed = False
-        self.why = ""  # it is killed, if its start is
+        self.due_s = math.inf
+        self.is_seen_ended = False
 
     def kill(self) -> None:
         """Its parent, which waits for it, tells of its end."""
+        self.due_s = min(self.due_s, time.monotonic() + _TELLING_S)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def has_ended(self) -> bool:
+        """Whoever was told of it."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Idempotent."""
@@ -101,16 +113,22 @@ class Forking:
         self._keeper = keeper
         self._shifted = -1  # a user namespace with the ids of parents
         self._images: set[str] = set()  # that have all folders to mount something at
-        self._due: dict[str, float] = {}  # until when a start may take (monotonic seconds)
 
-    def make_parent(self, container: Container, name: str, ids: str, nobody: int) -> int:
+    def make_parent(
+        self, container: Container, name: str, bundle: str, ids: str, nobody: int, sharers: int
+    ) -> int:
         """The descriptor that the parent finds under the number 3; the caller closes it. `ids`: of all parents, as
-        in /proc/PID/uid_map; `nobody`: a uid that is none of them. Raises OSError."""
+        in /proc/PID/uid_map; `nobody`: a uid that is none of them. `sharers`: how many sandboxes share what the
+        kernel counts for the owner of their user namespace, which is not root but nobody. Raises OSError."""
         self._keeper.own_mounts()
         mounts.make_parent_root()
         if self._shifted < 0:
             with mounts.user_namespace(mounts.AgentNamespace(nobody, (ids, ids), 1)) as namespace:
                 self._shifted = os.dup(namespace)
+        each = [(f"max_{kind}", max(1, _most(kind) // sharers)) for kind in _SHARED]
+        with mounts.user_namespace(mounts.AgentNamespace(nobody, (ids, ids), None, each)) as namespace:
+            container.users = os.dup(namespace)
+        _enter_users(bundle, f"/proc/{os.getpid()}/fd/{container.users}")
         container.forks = line = ParentLine()
         self._keeper.selector.register(line, selectors.EVENT_READ, lambda: self._hear(container, name))
         return line.theirs
@@ -150,7 +168,7 @@ class Forking:
         finally:
             for number in opened:
                 os.close(number)
-        self._due[name] = time.monotonic() + STARTING_S
+        fork.due_s = time.monotonic() + STARTING_S
         output, selector = container.output, self._keeper.selector
         selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
         selector.register(fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, name))
@@ -180,36 +198,55 @@ class Forking:
         """The parent has ended, and the kernel all that was forked from it. What it told before counts."""
         while parent.forks.fileno() >= 0:
             self._hear(parent, name)
+        if not parent.forks.is_answered:
+            self._answer(parent, error=parent.output.last_words() or "it ended before it was ready")
         for each, container in list(self._keeper.containers.items()):
             if container.fork is None or container.fork.parent != name or container.has_ended:
                 continue
             if container.starting:
-                self._fail(container, each, container.fork.why or "its parent has ended")
-            elif container.pid:
+                self._fail(container, each, "its parent has ended")
+            elif container.fork.pidfd >= 0:
                 container.pid, container.has_ended = 0, True
                 self._keeper.tell(lost=each, said="the process that it was forked from has ended")
                 self._keeper.remove_if_wanted(each)
 
-    @property
     def due_s(self) -> float:
-        """When `end_overdue` is to be called (monotonic seconds)."""
-        return min(self._due.values(), default=math.inf)
+        """When `look` must be called (as `time.monotonic`)."""
+        forks = (container.fork for container in self._keeper.containers.values())
+        return min((fork.due_s for fork in forks if fork is not None), default=math.inf)
 
-    def end_overdue(self) -> None:
-        """Kills what does not get sealed; where its parent has told nothing of it, the parent."""
-        for name in [name for name, due_s in self._due.items() if due_s < time.monotonic()]:
-            del self._due[name]
-            container = self._keeper.containers[name]
-            container.fork.why = f"it was not there within {STARTING_S:g} s"
-            if container.pid:
-                container.fork.kill()
+    def look(self) -> None:
+        """A start that takes too long is ended. A parent that has not forked by then, or does not tell of an end,
+        is broken: it is ended, too."""
+        for container in list(self._keeper.containers.values()):
+            if (fork := container.fork) is None or fork.due_s > time.monotonic():
+                continue
+            self._hear_all(fork.parent)  # this process may be the one that is late
+            if fork.due_s > time.monotonic():
+                continue
+            fork.due_s = math.inf
+            if fork.pidfd < 0 or fork.is_seen_ended:
+                self._keeper.kill(fork.parent)
+            elif fork.has_ended():
+                fork.is_seen_ended, fork.due_s = True, time.monotonic() + _TELLING_S
             else:
-                self._keeper.kill(container.fork.parent)
+                fork.kill()
+
+    def _hear_all(self, name: str) -> None:
+        """What this parent has told by now."""
+        parent, poll = self._keeper.containers.get(name), select.poll()
+        if parent is not None and parent.forks.fileno() >= 0:
+            poll.register(line := parent.forks.fileno(), select.POLLIN)
+            while parent.forks.fileno() == line and poll.poll(0):
+                self._hear(parent, name)
 
     def forget(self, container: Container) -> None:
         """It is removed."""
         if container.forks is not None:
             self._hang_up(container)
+        if container.users >= 0:
+            os.close(container.users)
+            container.users = -1
         if container.fork is not None:
             self._close(container.fork)
 
@@ -222,64 +259,74 @@ class Forking:
                 self._keeper.kill(name)
             case Forked() as told:
                 forked = self._keeper.containers[told.name]
-                forked.pid, forked.fork.inner, forked.fork.pidfd = told.pid, told.inner, told.pidfd
-                parent.forks.names[told.inner] = told.name
+                forked.pid, forked.fork.pidfd = told.pid, told.pidfd
+                if told.pid:
+                    parent.forks.names[told.inner] = told.name
+                else:
+                    parent.forks.unnumbered.append(told.name)
                 self._tell_if_started(forked, told.name)
             case {"ready": _}:
-                self._keeper.tell(call=parent.call, pid=parent.pid)
+                self._answer(parent, pid=parent.pid)
             case {"unfit": why}:
-                self._keeper.tell(call=parent.call, error=f"nothing can be forked: {why}")
+                self._answer(parent, error=f"nothing can be forked: {why}")
             case {"refused": refused, "why": why}:
                 self._fail(self._keeper.containers[refused], refused, why)
             case {"ended": ended, "status": status}:
-                if ended in parent.forks.names:  # else it has not said its name, and nobody knows it
+                if ended in parent.forks.names:
                     self._ended(parent.forks.names.pop(ended), status)
+                elif parent.forks.unnumbered:
+                    self._ended(parent.forks.unnumbered.pop(0), status)
+                # Else it has not said its name, and nobody knows it.
+
+    def _answer(self, parent: Container, **answer: Any) -> None:
+        parent.forks.is_answered = True
+        self._keeper.tell(call=parent.call, **answer)
 
     def _hear_sealed(self, container: Container, name: str) -> None:
         """It is sealed; or it has ended before, which its parent tells."""
         fork = container.fork
+        if fork.sealed < 0:
+            return
         self._keeper.selector.unregister(fork.sealed)
         is_sealed = bool(os.read(fork.sealed, 1))
         os.close(fork.sealed)
         fork.sealed = -1
         if is_sealed:
-            fork.is_sealed = True
+            container.starting = False
             self._tell_if_started(container, name)
 
     def _tell_if_started(self, container: Container, name: str) -> None:
         """When it is known that it is sealed, and which process it is."""
-        if not container.pid or not container.fork.is_sealed:
-            return
-        self._due.pop(name, None)
-        try:
-            with open(os.path.join(container.fork.bundle, "pid"), "w") as file:  # as runtimes do it
-                file.write(str(container.pid))
-        except OSError as error:
-            container.fork.why = f"no file for its process id: {error.strerror}"
-            container.fork.kill()  # its parent tells when it has ended
-            return
-        container.starting = False
-        self._keeper.tell(call=container.call, pid=container.pid)
-        self._keeper.remove_if_wanted(name)
+        if container.fork.pidfd >= 0 and not container.starting:
+            container.fork.due_s = math.inf
+            try:
+                with open(os.path.join(container.fork.bundle, "pid"), "w") as file:  # as runtimes do it
+                    file.write(str(container.pid))
+            except OSError as error:
+                container.fork.kill()
+                self._fail(container, name, f"no file for its process id: {error.strerror}")
+                return
+            self._keeper.tell(call=container.call, pid=container.pid)
 
     def _ended(self, name: str, status: int) -> None:
         container = self._keeper.containers.get(name)
-        if container is None:  # its start failed, and it is removed
+        if container is None:  # nobody could know that it was still there, and it was removed
             return
+        container.fork.due_s = math.inf
+        self._hear_sealed(container, name)  # what it said before it ended counts
         if container.starting:
             container.has_ended = True
             end = os.waitstatus_to_exitcode(status)
-            why = container.fork.why or container.output.last_words()
-            self._fail(container, name, why or f"it ended with {end}")
+            self._fail(container, name, container.output.last_words() or f"it ended with {end}")
         else:
             self._keeper.ended(name, status)
 
     def _fail(self, container: Container, name: str, why: str) -> None:
-        self._due.pop(name, None)
         self._close(container.fork)
         self._keeper.fail(name, why)
 
     def _close(self, fork: Fork) -> None:
+        fork.due_s = math.inf
         if fork.sealed >= 0:
             with contextlib.suppress(KeyError):  # nobody listened to it
                 self._keeper.selector.unregister(fork.sealed)
@@ -289,6 +336,22 @@ class Forking:
         if parent.forks.fileno() >= 0:
             self._keeper.selector.unregister(parent.forks)
             parent.forks.close()
+
+
+def _most(kind: str) -> int:
+    """Of each user of this machine."""
+    with open(f"/proc/sys/user/max_{kind}") as file:
+        return int(file.read())
+
+
+def _enter_users(bundle: str, namespace: str) -> None:
+    """Has the runtime enter this user namespace instead of making one. Raises OSError."""
+    with open(os.path.join(bundle, "config.json"), "r+") as file:
+        config = json.load(file)
+        (users,) = (told for told in config["linux"]["namespaces"] if told["type"] == "user")
+        users["path"] = namespace
+        file.seek(0)
+        json.dump(config, file)  # it has become longer
 
 
 def _first_places(config: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 _CGROUPS = "/sys/fs/cgroup"
-_OF_V1 = ("memory", "pids", "cpu", "cpuacct", "freezer")
+# Of v1, those that a sandbox has in common with its parent: a new one would let nothing run, or everything be
+# used, and they count nothing.
+_COMMON = {"cpuset", "devices"}
 _STATE = "state.json"
 # What is written to, what is read, and the words for standing still and for going on.
 _FREEZER_V1 = ("freezer.state", "freezer.state", "FROZEN", "FROZEN", "THAWED", "THAWED")
@@ -74,7 +76,11 @@ def freeze(state: str, still: bool) -> bool:
         for names in (_FREEZER_V1, _FREEZER_V2):
             for group in groups.values():
                 if os.path.exists(file := os.path.join(group, names[0])):
-                    return _frozen(file, os.path.join(group, names[1]), *(names[2:4] if still else names[4:]))
+                    told_in = os.path.join(group, names[1])
+                    is_done = _frozen(file, told_in, *(names[2:4] if still else names[4:]))
+                    if still and not is_done:
+                        _frozen(file, told_in, *names[4:])  # what stands half still could not even be killed
+                    return is_done
     except (OSError, ValueError, LookupError):
         pass
     return False
@@ -109,10 +115,10 @@ def _places(path: str) -> Iterator[tuple[str, str]]:
             _, kind, own = line.rstrip("\n").split(":", 2)
             if not kind:
                 mounted = _CGROUPS if os.path.exists(os.path.join(_CGROUPS, "cgroup.controllers")) else ""
-            elif any(name in _OF_V1 for name in kind.split(",")):
-                mounted = os.path.join(_CGROUPS, kind)
             else:
-                continue
+                mounted = os.path.join(_CGROUPS, kind)
+                if kind.startswith("name=") or _COMMON & {*kind.split(",")} or not os.path.isdir(mounted):
+                    continue
             if mounted:
                 place = path.lstrip("/") if path.startswith("/") else os.path.join(own.lstrip("/"), path)
                 yield kind, os.path.join(mounted, place)

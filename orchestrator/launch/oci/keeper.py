@@ -85,7 +85,7 @@ class Keeper:
                     os.kill(pid, signal.SIGKILL)
                     self._running[pid] = math.inf, then  # once: it ends when the kernel lets it
             if self._forking is not None:
-                self._forking.end_overdue()
+                self._forking.look()
 
     # ------------------------------------------------------------ the orchestrator
 
@@ -153,7 +153,7 @@ class Keeper:
         if "parent" in request:
             argv[1:1] = ["--preserve-fds", "1"]
             try:
-                passed = self.forking.make_parent(container, name, **request["parent"])
+                passed = self.forking.make_parent(container, name, bundle, **request["parent"])
             except OSError as error:
                 self.fail(name, f"no parent: {error.strerror}")
                 return
@@ -194,15 +194,19 @@ class Keeper:
         with mounts.user_namespace(mounts.AgentNamespace(**request["agent"])) as namespace:
             root = mounts.WritableRoot(**request["root"])
             if "state" in request:
-                root = self._with_state(root, request["start"], **request["state"])
+                root = self._with_state(root, request["start"], bundle, **request["state"])
             mounts.make_root(bundle, root, namespace)
             return os.dup(namespace)
 
-    def _with_state(self, root: Any, guest: str, of: Sequence[str], at: int, copied: bool, **scope: Any) -> Any:
+    def _with_state(
+        self, root: Any, guest: str, bundle: str, of: Sequence[str], at: int, copied: bool, **scope: Any
+    ) -> Any:
         """The root, with what the containers `of` wrote to their own as layers. Raises OSError."""
         from orchestrator.launch.oci import mounts, state
 
         layers = []
+        with open(os.path.join(bundle, "config.json")) as file:
+            places = [told["destination"] for told in json.load(file)["mounts"]]
         for name in of:
             source = self.containers.get(name)
             if (
@@ -222,6 +226,7 @@ class Keeper:
                 mounts.release_root(source.root)
             owner, shift = root.owner, root.owner if root.shifted else 0
             layers.append(state.state_in_scope(folder, state.StateScope(**scope), root.lowers[at:], owner, shift))
+            state.clear_way(layers[-1], places)
         lowers = [*root.lowers[:at], *layers, *root.lowers[at:]]
         return root._replace(lowers=lowers, own=range(at, at + len(layers)))
 
@@ -247,13 +252,13 @@ class Keeper:
         """Its pid 1 was waited for: from now on that number is another's."""
         container = self.containers[name]
         container.pid, container.has_ended = 0, True
-        if container.forks is not None:
-            self.forking.lose(container, name)
         if container.root:
             from orchestrator.launch.oci.mounts import show_written
 
             show_written(container.root)
         self.tell(ended=name, status=status, said=container.output.last_words())
+        if container.forks is not None:  # when it is known that nothing more can be forked from it
+            self.forking.lose(container, name)
         self.remove_if_wanted(name)
 
     def _remove(self, call: int, name: str) -> None:
@@ -270,9 +275,10 @@ class Keeper:
             return
         container.deleting = True
         state = os.path.join(self.state, name)
-        if (container.has_ended or groups.is_forked(state)) and groups.clear(state):
+        is_forked = container.fork is not None or groups.is_forked(state)  # by a keeper before this one
+        if (container.has_ended or is_forked) and groups.clear(state):
             self._deleted(name, 0, Output())
-        elif groups.is_forked(state):
+        elif is_forked and groups.is_forked(state):
             output = Output()
             output.tail = b"its control groups are still in use"
             self._deleted(name, 1, output)
@@ -331,7 +337,7 @@ class Keeper:
             self._forget(each)
             if each.readable >= 0:
                 os.close(each.readable)
-        if container.forks is not None or container.fork is not None:
+        if container.forks is not None or container.fork is not None or container.users >= 0:
             self.forking.forget(container)
         for call in container.removals:
             self.tell(call=call, **answer)
@@ -398,8 +404,8 @@ class Keeper:
 
     def _wait_s(self) -> float | None:
         """Until something must be looked at that tells nobody. None: nothing."""
-        forks_s = math.inf if self._forking is None else self._forking.due_s
-        due = min([self._until_s, forks_s, *(deadline for deadline, _ in self._running.values())])
+        forked_s = math.inf if self._forking is None else self._forking.due_s()
+        due = min([self._until_s, forked_s, *(deadline for deadline, _ in self._running.values())])
         return None if due == math.inf else max(0.0, due - time.monotonic())
 
 

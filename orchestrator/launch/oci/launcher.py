@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import secrets
 import shutil
 import tempfile
@@ -82,6 +83,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     ) -> None:
         super().__init__(run_id, **options)
         self._forks = start == "fork"
+        self._sharers = 2 * self._max_sandboxes  # of one parent; half of them grade or serve
         self._runtime_folder = ""  # that of all images
         self._parents = Parents(self._start_parent, self._try_removal)
         self._runtime_name = runtime
@@ -210,7 +212,8 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             _write_config(folder, config)
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
-        await (await self._open()).start(name, folder, {"parent": {"ids": ID_MAP, "nobody": NOBODY}})
+        shared = {"ids": ID_MAP, "nobody": NOBODY, "sharers": self._sharers}
+        await (await self._open()).start(name, folder, {"parent": shared})
 
     async def _start_command(
         self, sandbox: OciSandbox, spec: SandboxSpec, command: Command, state: State | None, stack: AsyncExitStack
@@ -395,6 +398,12 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
 
     def _config(self, name: str, root: Path, contents: Contents, demands: Hardening) -> dict[str, Any]:
         config = bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
+        if self._forks:
+            # What wait for users of one namespace is counted for all of them together.
+            most = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
+            if most != resource.RLIM_INFINITY:
+                most = max(1, most // self._sharers)
+                config["process"]["rlimits"].append({"type": "RLIMIT_SIGPENDING", "soft": most, "hard": most})
         if self._forks and "seccomp" in config["linux"]:
             config["annotations"] = {FILTER: encoded(config["linux"]["seccomp"])}
         return config

@@ -38,6 +38,8 @@ _RESOLVE_IN_ROOT = 0x10
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LO_FLAGS_AUTOCLEAR, _LOOP_ATTEMPTS = 0x4C82, 0x4C0A, 4, 64
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 _MOUNT_ATTR_IDMAP = 0x100000
+# What a user namespace limits for all its users together, to what its maker had.
+_COUNTED = (resource.RLIMIT_NPROC, resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK)
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _LINKS = {
     "fd": "/proc/self/fd",
@@ -66,12 +68,14 @@ class WritableRoot(NamedTuple):
 
 
 class AgentNamespace(NamedTuple):
-    """`owner`: the uid that may enter it. `maps`: as in /proc/PID/uid_map, of users and of groups. `processes`:
-    most of all its users together."""
+    """`owner`: the uid that may enter it, for which the kernel counts what all its users have together. `maps`: as
+    in /proc/PID/uid_map, of users and of groups. `processes`: most of all its users; None: they have no limits in
+    common. `each`: limits of each of its users (a name of /proc/sys/user, a number)."""
 
     owner: int
     maps: Sequence[str]
-    processes: int
+    processes: int | None
+    each: Sequence[tuple[str, int]] = ()
 
 
 def leave_mounts() -> None:
@@ -113,10 +117,17 @@ def _hold_namespace(agent: AgentNamespace, tell_ready: int, over: int, tell_over
     """Owns the namespace, and with it the limit of its processes; ends when the parent has a descriptor of it."""
     try:
         os.close(tell_over)
-        resource.setrlimit(resource.RLIMIT_NPROC, (agent.processes, agent.processes))
+        if agent.processes is not None:
+            resource.setrlimit(resource.RLIMIT_NPROC, (agent.processes, agent.processes))
+        for limit in _COUNTED if agent.processes is None else ():
+            with suppress(ValueError, OSError):  # a container's root may not
+                resource.setrlimit(limit, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         os.setresgid(agent.owner, agent.owner, agent.owner)
         os.setresuid(agent.owner, agent.owner, agent.owner)
         if _libc.unshare(_CLONE_NEWUSER) == 0:
+            for name, most in agent.each:
+                with open(f"/proc/sys/user/{name}", "w") as file:
+                    file.write(str(most))
             os.write(tell_ready, b"x")
             os.close(tell_ready)
             os.read(over, 1)

@@ -18,6 +18,7 @@ from orchestrator.launch.oci.tree import remove
 
 SCOPED = "scoped"  # in the folder WRITTEN, beside UPPER
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ACCESS = "system.posix_acl_access"
 _DEPTH = 64  # of folders, each of which holds a descriptor; what lies deeper is not kept
 
 
@@ -53,6 +54,31 @@ def state_in_scope(folder: str, scope: StateScope, lowers: Sequence[str], owner:
         finally:
             os.close(top)
     return state
+
+
+def clear_way(state: str, places: Sequence[str]) -> None:
+    """Opens the folders on the way to these places to all, and removes what is none: an agent must not decide
+    whether another sandbox can mount something there, and find it. Raises OSError."""
+    for place in places:
+        at = os.open(state, _FOLDER)
+        try:
+            for name in place.strip("/").split("/"):
+                try:
+                    status = os.stat(name, dir_fd=at, follow_symlinks=False)
+                except FileNotFoundError:
+                    break
+                if not stat.S_ISDIR(status.st_mode):
+                    if not stat.S_ISCHR(status.st_mode):  # else the agent removed it, and it is made anew
+                        os.unlink(name, dir_fd=at)
+                    break
+                inner = os.open(name, _FOLDER, dir_fd=at)
+                os.close(at)
+                at = inner
+                with suppress(OSError):  # it has none
+                    os.removexattr(at, _ACCESS)
+                os.fchmod(at, stat.S_IMODE(status.st_mode) | 0o555)
+        finally:
+            os.close(at)
 
 
 def copy_written(source: str, folder: str, mark: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -14,6 +16,7 @@ from orchestrator.grading.scope import MERGED, in_scope
 from orchestrator.launch.base import Command, State
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
+from orchestrator.launch.oci.machine import why_no_forks
 from orchestrator.types import Checked, Grader, SandboxSpec
 from tests.fakes import oci_images
 from tests.fakes.plans import WAIVED_WITHOUT_ROOT, a_writable_sandbox
@@ -177,3 +180,34 @@ async def test_a_sandbox_that_still_runs_has_no_state_yet(launcher: OciLauncher,
         with pytest.raises(LaunchError, match="has not ended"):
             async with launcher.run(spec, Command(("true",), 10, "/"), State((box,))):
                 pass
+
+
+OBSTACLES = {
+    "folders that are closed": "chmod 0 /run /opt",
+    "a link": "cd /; mv opt opt2; ln -s /nowhere opt",
+    "a link to a folder": "cd /; mv opt opt2; ln -s /etc opt",
+    "a file": "cd /; mv run run2; mkdir run; echo x > run/channel",
+}
+
+
+@_AS_ROOT
+@pytest.mark.parametrize("start", ["run", "fork"])
+@pytest.mark.parametrize("name", OBSTACLES)
+async def test_an_agent_cannot_close_the_way_to_what_a_grader_has_mounted(
+    name: str, start: Literal["run", "fork"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links can be put there where the image has no such folders: they are made in the agent's root."""
+    if start == "fork" and (why_not := why_no_forks("runc")):
+        pytest.skip(why_not)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (base := tmp_path / "base").mkdir()
+    base.chmod(0o755)
+    if "closed" not in name:
+        for folder in ("run", "opt"):
+            os.mknod(base / folder, stat.S_IFCHR)  # as overlayfs writes that there is none
+    spec = a_writable_sandbox(DEFAULT_IMAGE, layers=(str(base),))
+    launcher = OciLauncher("scopes", max_sandboxes=1, start=start, waived=WAIVED_WITHOUT_ROOT)
+    try:
+        assert await seen(launcher, spec, OBSTACLES[name], "echo seen", None) == "seen"
+    finally:
+        await launcher.aclose()

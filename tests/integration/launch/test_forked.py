@@ -96,6 +96,11 @@ async def test_siblings_have_one_parent_and_nothing_else_in_common(many: Any) ->
         spaces = {os.readlink(f"/proc/{place}/ns/{kind}") for place in places}
         assert len(spaces) == 4, kind
     assert os.readlink(f"/proc/{one.pid}/ns/user") != os.readlink("/proc/self/ns/user")
+    mine, others = ({*Path(f"/proc/{sandbox.pid}/cgroup").read_text().splitlines()} for sandbox in (one, other))
+    common = {line.split(":")[1] for line in mine & others}
+    if any(line.startswith("0::") for line in mine) and len(mine) > 1:
+        common -= {""}  # v1 is used
+    assert {name for name in common if not name.startswith("name=")} <= {"cpuset", "devices"}
     theirs = [{*descriptors(pid).values()} for sandbox in (one, other) for pid in below(sandbox.pid)]
     parents_own = {*descriptors(parent_of(one.pid)).values()} - {"/dev/null"}
     first, second = ({*theirs[0], *theirs[1], *theirs[2]}, {*theirs[3], *theirs[4], *theirs[5]})
@@ -110,7 +115,7 @@ async def test_root_inside_is_nobody_outside(many: Any) -> None:
     for pid in (sandbox.pid, parent_of(sandbox.pid)):
         assert Path(f"/proc/{pid}").stat().st_uid == parents.ID_RANGES[0]["hostID"] > 1 << 30
     status = Path(f"/proc/{parent_of(sandbox.pid)}/status").read_text()
-    assert int(re.findall(r"CapBnd:\s*(\w+)", status)[0], 16) == sum(1 << n for n in (6, 7, 8, 12, 21))
+    assert int(re.findall(r"CapBnd:\s*(\w+)", status)[0], 16) == sum(1 << n for n in (1, 6, 7, 8, 12, 21))
 
 
 _LOCKS = """
@@ -142,6 +147,41 @@ async def test_locks_files_and_processes_of_one_are_not_seen_by_the_next(run: st
     assert said == ['{"taken": ["by this very sandbox"], "left": [], "shown": ["1"]}'] * 2
 
 
+_AS_AGENT = """
+import ctypes, json, os, re, signal, sys, time
+uid = int(re.search(r"worker-uid (\\d+)", " ".join(sys.argv))[1])
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+libc = ctypes.CDLL(None)
+"""
+_TAKES_ALL = """
+for _ in range(1000):
+    libc.inotify_init()
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+for _ in range(200_000):
+    libc.sigqueue(os.getpid(), 40, None)
+done = open("/dev/zero")
+signal.pause()
+"""
+_NEEDS_SOME = """
+timer = ctypes.c_void_p()
+print(json.dumps([libc.inotify_init() > 0, libc.timer_create(1, None, ctypes.byref(timer))]))
+"""
+
+
+async def test_one_cannot_use_up_what_the_kernel_counts_per_user(run: str) -> None:
+    """All users of a user namespace count for its owner, too: that is not root, and each of them has a share."""
+    async with oci_launcher_for(run, start="fork") as launcher:
+        async with oci_probed(launcher, _AS_AGENT + _TAKES_ALL) as greedy:
+            await eventually(lambda: "/dev/zero" in descriptors(greedy.pid).values())
+            own = re.findall(r"SigQ:\s*(\d+)/", Path("/proc/self/status").read_text())
+            assert int(own[0]) < 1000, "nor for this machine's root"
+            async with oci_probed(launcher, _AS_AGENT + _NEEDS_SOME) as other:
+                await other.exited()
+    assert other.last_words == "[true, 0]"
+
+
 # ---------------------------------------------------------------- whoever ends
 
 
@@ -163,11 +203,23 @@ async def test_a_parent_that_stands_still_costs_a_start_and_its_sandboxes(many: 
     _, park, _ = many
     (first,) = await park(1)
     os.kill(children(parent_of(first.pid))[0], signal.SIGSTOP)
-    with pytest.raises(LaunchError, match="it was not there within 50 s"):
+    with pytest.raises(LaunchError, match="its parent has ended"):
         await park(1)
     with pytest.raises(SandboxLostError, match="forked from"):
         await first.exited()
     assert len(await park(1)) == 1
+
+
+async def test_what_a_killed_keeper_left_is_removed_by_the_next(many: Any, temporary: Path) -> None:
+    _, park, stack = many
+    one, other = await park(2)
+    os.kill(parent_of(parent_of(one.pid)), signal.SIGKILL)
+    for sandbox in (one, other):
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(SandboxLostError, match="has ended"):
+                await sandbox.exited()
+    await stack.aclose()
+    assert list(temporary.glob(f"{PREFIX}*/state/sandbox-*")) == []
 
 
 async def test_parents_are_renewed_and_the_old_one_ends_with_its_last_child(

@@ -1,0 +1,155 @@
+"""What the keeper makes of what a parent tells, and of one that tells nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.launch.oci import forking
+from orchestrator.launch.oci.forking import Fork, ParentLine
+from orchestrator.launch.oci.keeper import Keeper
+from orchestrator.launch.oci.kept import Container
+
+START, PARENT_START = 7, 3
+BROKEN = 70 << 8
+
+
+class Told:
+    """A keeper with a parent that is this test, and one sandbox that is asked of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ours, theirs = socket.socketpair()
+        self.ours.settimeout(10)
+        self.keeper = Keeper(theirs, ["/no/such/runtime", "--root", str(folder / "state")])
+        self.running = subprocess.Popen(["sleep", "60"])
+        parent, self.box = Container(), Container(starting=True)
+        parent.call, self.box.call, parent.pid = PARENT_START, START, self.running.pid
+        parent.forks = ParentLine()
+        self.parent = socket.socket(fileno=parent.forks.theirs)
+        self.box.fork = fork = Fork("parent", str(folder))
+        fork.sealed, self.sealed = os.pipe2(os.O_NONBLOCK)
+        self.keeper.containers |= {"parent": parent, "box": self.box}
+        selector, events = self.keeper.selector, forking.selectors.EVENT_READ
+        selector.register(parent.forks, events, lambda: self.keeper.forking._hear(parent, "parent"))
+        selector.register(fork.sealed, events, lambda: self.keeper.forking._hear_sealed(self.box, "box"))
+
+    def say(self, *descriptors: int, **message: Any) -> None:
+        socket.send_fds(self.parent, [json.dumps(message).encode()], descriptors)
+
+    def hear(self) -> list[dict[str, Any]]:
+        """What the keeper tells after it has read all that the parent said: its line first."""
+        while ready := self.keeper.selector.select(0):
+            key = min(ready, key=lambda it: not isinstance(it[0].fileobj, ParentLine))[0]
+            key.data()
+        self.keeper.forking.look()
+        with closing(self.ours.dup()) as line:
+            line.setblocking(False)
+            try:
+                return [json.loads(each) for each in line.recv(1 << 16).splitlines()]
+            except BlockingIOError:
+                return []
+
+    def is_late(self) -> None:
+        self.box.fork.due_s = time.monotonic()
+        assert self.hear() == []
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    made = Told(tmp_path)
+    yield made
+    made.running.kill()
+    made.running.wait()
+
+
+def ended_process() -> int:
+    """Of a process that has ended and was waited for."""
+    process = subprocess.Popen(["true"])
+    number = os.pidfd_open(process.pid)
+    process.wait()
+    return number
+
+
+def test_a_child_that_ends_before_its_number_is_read_fails_its_start(told: Told) -> None:
+    os.close(told.sealed)
+    told.say(ended_process(), forked="box")
+    told.say(ended=5, status=BROKEN)
+    assert told.hear() == [{"call": START, "error": "it ended with 70"}]
+    assert not told.box.starting, "it can be removed"
+
+
+def test_one_that_was_sealed_before_has_started_and_ended(told: Told) -> None:
+    os.write(told.sealed, b"\n")
+    os.close(told.sealed)
+    told.say(ended_process(), forked="box")
+    told.say(ended=5, status=3 << 8)
+    assert told.hear() == [{"call": START, "pid": 0}, {"ended": "box", "status": 3 << 8, "said": ""}]
+
+
+def test_a_start_that_takes_too_long_ends_that_sandbox_alone(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "_numbers", lambda pidfd: (1, 5))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        told.say(os.pidfd_open(process.pid), forked="box")
+        assert told.hear() == []
+        told.is_late()
+        assert process.wait(10) == -signal.SIGKILL
+    assert told.running.poll() is None
+    os.close(told.sealed)
+    told.say(ended=5, status=signal.SIGKILL)
+    assert told.hear() == [{"call": START, "error": "it ended with -9"}]
+
+
+def test_what_a_parent_has_told_while_nobody_listened_counts(told: Told) -> None:
+    os.close(told.sealed)
+    told.say(ended_process(), forked="box")
+    told.say(ended=5, status=BROKEN)
+    told.box.fork.is_seen_ended, told.box.fork.due_s = True, time.monotonic()
+    told.keeper.forking.look()
+    assert told.hear() == [{"call": START, "error": "it ended with 70"}]
+    assert told.running.poll() is None
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_parent_that_tells_nothing_is_ended(told: Told, is_forked: bool) -> None:
+    if is_forked:
+        os.close(told.sealed)
+        told.say(ended_process(), forked="box")
+    assert told.hear() == []
+    told.is_late()
+    if is_forked:
+        assert told.running.poll() is None, "it has a while to tell"
+        told.is_late()
+    assert told.running.wait(10) == -signal.SIGKILL
+    told.parent.close()
+    told.keeper.ended("parent", signal.SIGKILL)
+    assert {"call": START, "error": "its parent has ended"} in told.hear()
+
+
+def test_the_end_of_what_is_killed_is_awaited_for_a_bounded_time(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_numbers", lambda pidfd: (1, 5))
+    os.write(told.sealed, b"\n")
+    told.say(ended_process(), forked="box")
+    assert told.hear() == [{"call": START, "pid": 1}]
+    told.keeper.kill("box")
+    assert told.keeper.forking.due_s() < time.monotonic() + 60
+    told.is_late()
+    told.is_late()
+    assert told.running.wait(10) == -signal.SIGKILL
+
+
+def test_a_parent_that_ends_before_it_is_ready_is_told_of_at_once(told: Told) -> None:
+    told.parent.close()
+    told.keeper.ended("parent", BROKEN)
+    assert {"call": PARENT_START, "error": "it ended before it was ready"} in told.hear()

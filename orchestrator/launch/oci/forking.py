@@ -178,6 +178,10 @@ class Forking:
         trees: dict[str, int] = {}
         try:
             if image is None:
+                # The root is its agent's: the parent could make nothing there. What lies in a mount is made in it.
+                places = [told["destination"] for told in config["mounts"]]
+                outer = [one for one in places if not any(one.startswith(f"{other}/") for other in places)]
+                mounts.make_places(os.path.join(bundle, mounts.MERGED), outer)
                 trees["/"] = mounts.written_root(bundle)
             else:
                 if image not in self._images:

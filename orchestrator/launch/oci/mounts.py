@@ -34,7 +34,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_REC, _MS_SLAVE =
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442  # the same for all architectures
 _OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 4
-_RESOLVE_IN_ROOT = 0x10
+_RESOLVE_IN_ROOT, _MOST_LINKS = 0x10, 8
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LO_FLAGS_AUTOCLEAR, _LOOP_ATTEMPTS = 0x4C82, 0x4C0A, 4, 64
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 _MOUNT_ATTR_IDMAP = 0x100000
@@ -307,20 +307,29 @@ def make_places(root: str, places: Sequence[str]) -> None:
     base = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for place in places:
-            at = base
-            names = place.strip("/").split("/")
-            for count, name in enumerate(names, 1):
-                try:
-                    following = _open_in(base, "/".join(names[:count]))
-                except FileNotFoundError:
-                    os.mkdir(name, 0o755, dir_fd=at)
-                    following = _open_in(base, "/".join(names[:count]))
-                if at != base:
-                    os.close(at)
-                at = following
-            os.close(at)
+            os.close(_made(base, place.strip("/"), _MOST_LINKS))
     finally:
         os.close(base)
+
+
+def _made(base: int, path: str, links: int) -> int:
+    """The folder, as OCI runtimes make it: also where a link leads that leads nowhere yet."""
+    try:
+        return _open_in(base, path or ".")
+    except FileNotFoundError:
+        if not links:
+            raise
+    folder, _, name = path.rpartition("/")
+    at = _made(base, folder, links)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=at)
+            return _open_in(base, path)
+        target = os.readlink(name, dir_fd=at)
+    finally:
+        os.close(at)
+    os.close(_made(base, os.path.normpath(os.path.join("/", folder, target)).lstrip("/"), links - 1))
+    return _open_in(base, path)
 
 
 def _open_in(root: int, path: str) -> int:

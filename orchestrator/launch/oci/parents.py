@@ -23,8 +23,7 @@ from orchestrator.rules.waits import uninterrupted
 
 MOST_FORKS = 1000
 MOST_S = 1800.0
-# DAC_OVERRIDE: to make folders to mount something at, where an image has none, in a root that is its agent's.
-_CAPABILITIES = ("DAC_OVERRIDE", "NET_ADMIN", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN")
+_CAPABILITIES = ("NET_ADMIN", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN")
 _MEMORY_BYTES = 2048 * MIB
 
 

@@ -59,7 +59,12 @@ class Template:
         _tell(self._line, {"ready": len(sys.modules)})
         # Whatever is allocated here is freed again before the next fork.
         while os.read(self._go, 1):
-            if (pid := os.fork()) == 0:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self._refuse(error)
+                continue
+            if pid == 0:
                 self._fork(become)
             os.waitpid(pid, 0)
         os._exit(0)
@@ -74,8 +79,11 @@ class Template:
                 self._be_child(become)
             self._handed.send(b"%d" % pid)
         except OSError as error:
-            self._handed.send((error.strerror or "nobody knows why").encode())
+            self._refuse(error)
         os._exit(0)
+
+    def _refuse(self, error: OSError) -> None:
+        self._handed.send((error.strerror or "nobody knows why").encode())
 
     def _be_child(self, become: Become) -> NoReturn:
         from sandbox.boot.entering import Request, enter

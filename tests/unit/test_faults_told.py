@@ -20,6 +20,7 @@ SLOTS = "integration/atropos/test_serve_slots.py"
 RESUME = "integration/test_kill_and_resume.py"
 LAUNCHER = "integration/launch/test_docker_launcher.py"
 OCI = "integration/launch/test_oci_launcher.py"
+FORKED = "integration/launch/test_forked.py"
 OCI_RUN = "integration/test_oci_run.py"
 TOOLS = "integration/test_web_tools.py"
 MCP = "integration/test_mcp_servers.py"
@@ -194,6 +195,10 @@ ROWS = {
     "OCI runtime: the keeper is killed": [
         f"{OCI_RUN}::test_a_keeper_killed_in_mid_run_costs_time_and_nothing_else",
         f"{OCI}::test_without_its_keeper_a_sandbox_is_lost_and_the_next_ones_have_another",
+    ],
+    "[forked sandboxes](oci.md#forked-sandboxes): their parent is killed, or does not answer for a minute": [
+        f"{FORKED}::test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another",
+        f"{FORKED}::test_a_parent_that_stands_still_costs_a_start_and_its_sandboxes",
     ],
     "proxy: call cut in the middle": [
         "integration/test_inside_the_box.py::test_a_cut_completion_is_asked_for_again_under_the_same_number",

@@ -52,7 +52,7 @@ SOLVED: dict[str, tuple[str, str]] = {
     "unsolved": ("#!/bin/sh\necho wrong > /app/answer\n", READS),
     "free": (WRITES, "echo 1 > /logs/verifier/reward.txt\n"),
     "service": (
-        "#!/bin/sh\nsleep 600 &\n",
+        "#!/bin/sh\nsleep 600 &\nuntil grep -qs sleep /proc/$!/comm; do :; done\n",  # until then it is a shell
         "grep -qs sleep /proc/[0-9]*/comm && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
     ),
     "network": (WRITES, "echo 'curl: (6) Could not resolve host: x' >&2\necho 0 > /logs/verifier/reward.txt\n"),

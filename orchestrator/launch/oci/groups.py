@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 _CGROUPS = "/sys/fs/cgroup"
-# Of v1, those that a sandbox has in common with its parent: a new one would let nothing run, or everything be
-# used, and they count nothing.
+# Controllers of v1 whose group a sandbox shares with its parent. They count nothing; a new group of cpuset lets
+# nothing run until it is filled in, and a new one of devices allows all.
 _COMMON = {"cpuset", "devices"}
 _STATE = "state.json"
 # What is written to, what is read, and the words for standing still and for going on.

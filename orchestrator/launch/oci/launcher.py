@@ -399,7 +399,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     def _config(self, name: str, root: Path, contents: Contents, demands: Hardening) -> dict[str, Any]:
         config = bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
         if self._forks:
-            # What wait for users of one namespace is counted for all of them together.
+            # The kernel counts signals that wait for all users of a user namespace together.
             most = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
             if most != resource.RLIM_INFINITY:
                 most = max(1, most // self._sharers)

@@ -178,10 +178,8 @@ class Forking:
         trees: dict[str, int] = {}
         try:
             if image is None:
-                # The root is its agent's: the parent could make nothing there. What lies in a mount is made in it.
-                places = [told["destination"] for told in config["mounts"]]
-                outer = [one for one in places if not any(one.startswith(f"{other}/") for other in places)]
-                mounts.make_places(os.path.join(bundle, mounts.MERGED), outer)
+                # The root is its agent's: the parent could make nothing there.
+                mounts.make_places(os.path.join(bundle, mounts.MERGED), _first_places(config))
                 trees["/"] = mounts.written_root(bundle)
             else:
                 if image not in self._images:
@@ -359,7 +357,7 @@ def _enter_users(bundle: str, namespace: str) -> None:
 
 
 def _first_places(config: Mapping[str, Any]) -> list[str]:
-    """Where something is mounted on the image itself, not on what is mounted there."""
+    """Where something is mounted on the root itself. What lies in one of these mounts is made in it."""
     places = [told["destination"] for told in config["mounts"]]
     return [place for place in places if not any(place.startswith(f"{other}/") for other in places)]
 

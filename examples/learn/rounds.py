@@ -172,7 +172,7 @@ class Run:
         steps = [self._told(done) for done in range(1, number)]
         left: float = plan.tokens - sum(told["check"]["tokens"] for told in steps)
         each: float = steps[-1]["check"]["tokens"] / steps[-1]["groups"]
-        return max(0, min(plan.groups, round(left / each)))
+        return max(0, min(plan.groups, round(left / max(1.0, each))))  # a group may have sampled nothing
 
     def _round(self, number: int, groups: int) -> None:
         """Rollouts by the policy before, and a training step on them."""

@@ -598,6 +598,8 @@ def test_a_budget_of_tokens_ends_a_run_with_a_smaller_round(run: Any) -> None:
         assert run._due(number + 1) == {1: 10, 2: 6, 3: 1}[number], "by the tokens that are left"
     (run._policy / "step-3.json").write_text(json.dumps({"groups": 5, "check": {"tokens": 590}}))
     assert run._due(4) == 0, "less than half a group is left"
+    (run._policy / "step-3.json").write_text(json.dumps({"groups": 5, "check": {"tokens": 0}}))
+    assert run._due(4) == 10, "a round in which nothing was sampled"
     run.plan = Plan(groups=10, rounds=3)
     assert [run._due(number) for number in (1, 3, 4)] == [10, 10, 0]
 

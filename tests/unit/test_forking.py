@@ -109,6 +109,18 @@ def test_a_start_that_takes_too_long_ends_that_sandbox_alone(told: Told, monkeyp
     assert told.hear() == [{"call": START, "error": "it ended with -9"}]
 
 
+def test_one_whose_number_cannot_be_written_down_is_ended(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "_numbers", lambda pidfd: (1, 5))
+    told.box.fork.bundle = "/no/such/folder"
+    with subprocess.Popen(["sleep", "60"]) as process:
+        os.write(told.sealed, b"\n")
+        os.close(told.sealed)
+        told.say(os.pidfd_open(process.pid), forked="box")
+        error = "no file for its process id: No such file or directory"
+        assert told.hear() == [{"call": START, "error": error}]
+        assert process.wait(10) == -signal.SIGKILL
+
+
 def test_what_a_parent_has_told_while_nobody_listened_counts(told: Told) -> None:
     os.close(told.sealed)
     told.say(ended_process(), forked="box")

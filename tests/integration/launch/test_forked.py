@@ -18,6 +18,7 @@ import pytest
 from orchestrator.errors import EnvironmentUnusable, LaunchError, SandboxLostError
 from orchestrator.host.sandbox import parked_sandbox
 from orchestrator.launch.channels import PREFIX, Channels
+from orchestrator.launch.control_groups import control_groups, group_files
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci import launcher as oci_launcher
 from orchestrator.launch.oci import parents
@@ -204,6 +205,22 @@ async def test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another(many: 
                 await sandbox.exited()
     (next_one,) = await park(1)
     assert parent_of(next_one.pid) != old
+
+
+async def test_a_fork_that_the_kernel_refuses_costs_that_start_alone(many: Any) -> None:
+    launcher, park, _ = many
+    (first,) = await park(1)
+    parent = parent_of(first.pid)
+    groups = control_groups(parent, next(iter(launcher._parents.all)))
+    (limit, *_) = group_files(groups, "pids", "pids.max", "pids.max")
+    before = limit.read_text()
+    limit.write_text((limit.parent / "pids.current").read_text())
+    with pytest.raises(LaunchError, match="Resource temporarily unavailable"):
+        await park(1)
+    limit.write_text(before)
+    (second,) = await park(1)
+    assert parent_of(second.pid) == parent
+    assert Path(f"/proc/{first.pid}").exists()
 
 
 @pytest.mark.full

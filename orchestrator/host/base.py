@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.replay import Replayed
+from orchestrator.launch.base import LauncherNow
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.tools.base import HostTool, ToolFacts
 from orchestrator.types import Attempt, Entry, Failed, FailedName, RolloutPlan, SandboxSpec
@@ -44,6 +45,7 @@ class HostNow:
     started: int = 0
     starting_s: float = 0.0
     sampling: int = 0
+    launcher: LauncherNow = field(default_factory=LauncherNow)
     away: Mapping[str, bool] = field(default_factory=dict)
 
 

@@ -88,6 +88,7 @@ class LocalHost:
             self.capacity,
             self._running,
             sampling=sum(lease.clock.sampling for lease in self.resources.leases),
+            launcher=self.resources.launcher.now(),
             away=away,
         )
         if pool is not None:

@@ -6,7 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError
-from orchestrator.launch.base import Command, CommandSandbox, Launcher, Program, Sandbox, ServingSandbox, State
+from orchestrator.launch.base import (
+    Command,
+    CommandSandbox,
+    Launcher,
+    LauncherNow,
+    Program,
+    Sandbox,
+    ServingSandbox,
+    State,
+)
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.facts import engine_problem
 from orchestrator.launch.oci.machine import why_not_here
@@ -45,6 +54,9 @@ class BothLaunchers:
         if (reason := why_not_here(self._runtime, self._waived)) is not None:
             raise LaunchError(f"this sandbox needs --env.launcher oci, which does not work here: {reason}")
         return self._oci, replace(spec, runtime=Path(self._runtime).name)
+
+    def now(self) -> LauncherNow:
+        return self._oci.now()
 
     async def check(self, spec: SandboxSpec) -> None:
         """Raises EnvironmentUnusable, ConfigError."""

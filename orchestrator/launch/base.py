@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from orchestrator.types import Confinement, Difference, Healthcheck, SandboxExit, SandboxSpec, Way
 
@@ -171,8 +171,20 @@ class ServingSandbox(StatefulSandbox, Protocol):
         """As of a CommandSandbox; while it stands still, too."""
 
 
+class LauncherNow(NamedTuple):
+    """How a launcher stands: `parents` that sandboxes are forked from, how many were `forked` so far, and the
+    memory of one sandbox on average, in bytes, what it shares with others not counted; None: it is not known."""
+
+    parents: int = 0
+    forked: int = 0
+    memory_bytes: int | None = None
+
+
 class Launcher(Protocol):
     """Makes sandboxes and removes them."""
+
+    def now(self) -> LauncherNow:
+        """At once, however many sandboxes there are."""
 
     async def check(self, spec: SandboxSpec) -> None:
         """Checks that this machine can launch `spec`. Raises EnvironmentUnusable, which says what to do."""

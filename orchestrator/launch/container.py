@@ -15,6 +15,7 @@ from orchestrator.launch.base import (
     NO_SERVICES,
     Command,
     CommandSandbox,
+    LauncherNow,
     Program,
     ServingSandbox,
     State,
@@ -119,6 +120,9 @@ class ContainerLauncher(ABC, Generic[S]):
         self._uids = UidSlots()
         self._live: dict[str, S] = {}  # by name
         self._cpu_known = True
+
+    def now(self) -> LauncherNow:
+        return LauncherNow()
 
     def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
         """Raises EnvironmentUnusable, naming every measure that is missing and was not waived."""

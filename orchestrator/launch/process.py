@@ -23,6 +23,7 @@ from orchestrator.launch.base import (
     NO_SERVICES,
     Command,
     CommandSandbox,
+    LauncherNow,
     Program,
     ServingSandbox,
     State,
@@ -137,6 +138,9 @@ class ProcessLauncher:
 
     async def ready(self, spec: SandboxSpec) -> None:
         """Starting a process will show whether it works."""
+
+    def now(self) -> LauncherNow:
+        return LauncherNow()
 
     def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
         """Demands nothing: the operator chose a launcher without isolation."""

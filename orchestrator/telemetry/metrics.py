@@ -202,19 +202,28 @@ class RunMetrics(Listener):
         up = GaugeMetricFamily(
             "orchestrator_service_up", "0: the service is away, and nothing is begun.", labels=[*label, "service"]
         )
+        parents = GaugeMetricFamily("orchestrator_parents", "What sandboxes are forked from.", labels=label)
+        forks = CounterMetricFamily("orchestrator_forks", "Sandboxes that were forked.", labels=label)
+        memory = GaugeMetricFamily(
+            "orchestrator_sandbox_memory_bytes", "Memory of one sandbox, on average.", labels=label
+        )
         for name, now in hosts.now().items():
             node = name[:200]
             slots.add_metric([node], now.slots)
             running.add_metric([node], now.running)
             sampling.add_metric([node], now.sampling)
             starts.add_metric([node], now.started, now.starting_s)
+            parents.add_metric([node], now.launcher.parents)
+            forks.add_metric([node], now.launcher.forked)
+            if now.launcher.memory_bytes is not None:
+                memory.add_metric([node], now.launcher.memory_bytes)
             for state, count in now.sandboxes.items():
                 sandboxes.add_metric([node, state], count)
             for found, count in now.claims.items():
                 claims.add_metric([node, found], count)
             for service, away in now.away.items():
                 up.add_metric([node, service], not away)
-        yield from (slots, running, sampling, sandboxes, claims, starts, up)
+        yield from (slots, running, sampling, sandboxes, claims, starts, parents, forks, memory, up)
 
 
 def _status_class(status: int | None) -> str:

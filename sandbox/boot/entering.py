@@ -19,8 +19,8 @@ from typing import Any
 from sandbox.pid1.filter import filter_calls, libc
 
 FILTER = "sandbox.filter"  # the annotation with the filter of system calls, compiled, in base64
-_MOST_BYTES = 1 << 20
-_ROOT = "/root"  # where the new one is made
+MOST_BYTES = 1 << 20
+_ROOT = "/run/channel"  # where the new one is made; a parent has no channel there
 _RUNTIME = "/opt/sandbox"
 
 _NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000  # mounts, groups, host name, IPC, network
@@ -97,14 +97,14 @@ def enter(request: Request) -> list[str]:
     os.dup2(request.output, 2)
     for group in request.groups:
         os.write(group, b"0")  # the right to was checked when the keeper opened it
-    config = json.loads(os.pread(request.configuration, _MOST_BYTES, 0))
+    config = json.loads(os.pread(request.configuration, MOST_BYTES, 0))
     process, linux = config["process"], config["linux"]
     libc("unshare", _NEW)
     os.setsid()
     libc("syscall", _KEYCTL[os.uname().machine], _JOIN_SESSION_KEYRING, None)
     socket.sethostname(config["hostname"])
     _raise_loopback()
-    _make_root(config, request.mounts)
+    make_root(config, request.mounts)
     for name, value in (linux.get("sysctl") or {}).items():
         _write(f"/proc/sys/{name.replace('.', '/')}", value)
     _close_paths(linux)
@@ -119,6 +119,7 @@ def enter(request: Request) -> list[str]:
         os.set_inheritable(_NAMESPACE, True)
     os.closerange(_NAMESPACE + (agent >= 0), sealed)
     os.closerange(sealed + 1, 1 << 20)
+    os.environ.clear()
     os.environ.update(entry.split("=", 1) for entry in process["env"])
     _give_up(process["capabilities"]["bounding"])
     libc("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -130,7 +131,7 @@ def enter(request: Request) -> list[str]:
     return arguments
 
 
-def _make_root(config: Mapping[str, Any], trees: Mapping[str, int]) -> None:
+def make_root(config: Mapping[str, Any], trees: Mapping[str, int]) -> None:
     """What the keeper handed over, with the mounts of this sandbox; of the parent's, the runtime alone."""
     _mount(None, "/", None, _REC | _PRIVATE)
     runtime = libc("syscall", _OPEN_TREE, _HERE, _RUNTIME.encode(), _CLONE_TREE | os.O_CLOEXEC)
@@ -170,7 +171,7 @@ def _place(root: int, target: str) -> str:
 
 
 def _open_in(root: int, path: str) -> int:
-    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY, 0, _RESOLVE_IN_ROOT)
+    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT)
     return libc("syscall", _OPENAT2, root, os.fsencode(path), how, len(how))
 
 

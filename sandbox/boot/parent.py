@@ -1,19 +1,23 @@
-"""What sandboxes are forked from: a box without a network, an image, a task and a channel, with two processes.
+"""What sandboxes are forked from: a box without a network, a task and a channel, with two processes.
 
     python parent.py            descriptor 3 is the keeper's line
+    python parent.py --rooted   which first brings the root of an image, with modules to import (`Root`)
 
-The *template* imports what pid 1 of a sandbox imports, and then waits for a byte. For each it forks, and the
+The *template* imports what pid 1 of a sandbox imports, a rooted one first the modules of the image that programs
+are to find imported (`preloaded`), and then waits for a byte. For each it forks, and the
 child enters a sandbox of its own (`entering`) and becomes its pid 1. The template does nothing else, so all
 children have the same addresses: what it allocates between two forks would move theirs. The *server*, pid 1 of
 the box, does the rest: it gets the keeper's requests, hands each on to a child, and learns how it ends. Neither
 reads a text of a model or runs code of one. Messages are JSON, one a packet:
 
+    → {"root": [PLACE, ...]} and descriptors                    once, if it is rooted
     ← {"ready": MODULES} or {"unfit": WHY}                      once
     → {"fork": NAME, "agent": ..., "trees": [PLACE, ...]} and descriptors     `Request`
     ← {"forked": NAME} and a pidfd, or {"refused": NAME, "why": TEXT}
     ← {"ended": PROCESS_ID, "status": WAIT_STATUS}              as the box numbers processes
 """
 
+import atexit
 import contextlib
 import json
 import os
@@ -21,7 +25,9 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 LINE = 3
@@ -29,8 +35,14 @@ EXIT_BROKEN = 70
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
-_OURS = "/opt/sandbox/app/sandbox/"
+_APP = "/opt/sandbox/app"
+_OURS = f"{_APP}/sandbox/"
+_ROOTED, _TEMPLATE = "--rooted", "--template"
 _TAKEN = b"+"  # what a child says when it has its request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandbox.boot.preloaded import Held
 
 Become = Callable[[list[str]], int]
 
@@ -41,20 +53,36 @@ class Template:
     def __init__(self, line: socket.socket, handed: socket.socket, go: int) -> None:
         self._line, self._handed, self._go = line, handed, go
 
-    def run(self) -> NoReturn:
-        """Ends with its server."""
+    def be_rooted(self, places: Sequence[str], descriptors: Sequence[int]) -> NoReturn:
+        """Goes on in the root of these mounts, with what programs are to find imported (`rooted.exec_in_root`)."""
         from sandbox.boot.packed import PackedImports
 
         with PackedImports():
-            import sandbox.boot.entering
-            import sandbox.pid1.command
-            import sandbox.pid1.service  # noqa: F401 - children find these imported
-            from sandbox.boot.imported import imported
+            from sandbox.boot.rooted import exec_in_root
 
-        become = imported()
+        own = (LINE, self._handed.fileno(), self._go)
+        for number in own:
+            os.set_inheritable(number, True)
+        try:
+            exec_in_root([sys.executable, __file__, _TEMPLATE, *map(str, own[1:])], places, descriptors)
+        except OSError as error:
+            self._give_up(f"no root of its image: {error.strerror or error}")
+
+    def run(self, held: "Held | None" = None) -> NoReturn:
+        """Ends with its server. `held`: what programs find imported."""
+        from sandbox.boot.packed import PackedImports
+
+        with nullcontext() if held is None else _apart():
+            with PackedImports():
+                import sandbox.boot.entering
+                import sandbox.pid1.command
+                import sandbox.pid1.service  # noqa: F401 - children find these imported
+                from sandbox.boot import preloaded
+                from sandbox.boot.imported import imported
+            become = imported()
+        preloaded.held = held
         if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
-            _tell(self._line, {"unfit": why})
-            os._exit(1)
+            self._give_up(why)
         _settle()
         _tell(self._line, {"ready": len(sys.modules)})
         # Whatever is allocated here is freed again before the next fork.
@@ -68,6 +96,28 @@ class Template:
                 self._fork(become)
             os.waitpid(pid, 0)
         os._exit(0)
+
+    def run_holding(self, uid: int, gid: int, modules: Sequence[str]) -> NoReturn:
+        """With these modules, imported as that user. Ends with its server."""
+        sys.path.insert(0, _APP)
+        from sandbox.boot.preloaded import Unheld, hold
+
+        del sys.path[0]
+        os.setresgid(gid, gid, 0)
+        os.setresuid(uid, uid, 0)  # without capabilities meanwhile
+        try:
+            with chdir(os.environ["PWD"]):
+                held = hold(modules)
+            os.setresuid(0, 0, 0)
+            os.setresgid(0, 0, 0)
+        except (Unheld, OSError) as error:
+            self._give_up(str(error))
+        held.set_aside()
+        self.run(held)
+
+    def _give_up(self, why: str) -> NoReturn:
+        _tell(self._line, {"unfit": why})
+        os._exit(1)
 
     def _fork(self, become: Become) -> NoReturn:
         """Makes the child pid 1 of its processes from its first moment, and ends: the server waits for it."""
@@ -223,6 +273,12 @@ def unfit(own: set[int]) -> str:
     descriptors that are no module's."""
     if len(threads := os.listdir("/proc/self/task")) > 1:
         return f"what it imports starts {len(threads) - 1} threads"
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+        return "what it imports starts processes"
+    with open("/proc/self/maps") as maps:
+        if any(line.split()[1].startswith("rw") and line.split()[1].endswith("s") for line in maps):
+            return "what it imports has memory that would be common to all"
     kept = []
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in own:
@@ -231,6 +287,18 @@ def unfit(own: set[int]) -> str:
             except FileNotFoundError:  # the one that the folder was read with
                 continue
     return f"what it imports opens {', '.join(sorted(kept)[:4])}" if kept else ""
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """What is imported within changes nothing of what programs find but modules (`Held`)."""
+    register = atexit.register
+    atexit.register = lambda function, *arguments, **named: function  # type: ignore[assignment]
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        atexit.register = register
 
 
 def _settle() -> None:
@@ -248,12 +316,22 @@ def _tell(line: socket.socket, message: dict[str, Any]) -> None:
 def main() -> int:
     """0: the keeper has hung up, or the template has ended."""
     line = socket.socket(fileno=LINE)
+    if sys.argv[1:2] == [_TEMPLATE]:
+        inner, wake, uid, gid = map(int, sys.argv[2:6])
+        Template(line, socket.socket(fileno=inner), wake).run_holding(uid, gid, sys.argv[6:])
+    root: tuple[list[str], list[int]] | None = None
+    if _ROOTED in sys.argv:
+        message, descriptors, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_DESCRIPTORS)
+        root = json.loads(message)["root"], descriptors
     handing, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     going, go = os.pipe()
     if (template := os.fork()) == 0:
         handing.close()
         os.close(go)
-        Template(line, handed, going).run()
+        made = Template(line, handed, going)
+        made.run() if root is None else made.be_rooted(*root)
+    for number in [] if root is None else root[1]:
+        os.close(number)
     os.close(going)
     Server(line, template, handing, handed, go).serve()
     return 0

@@ -43,35 +43,15 @@ def clean_process(box: Box, cpu_millis: int | None) -> None:
 
     `cpu_millis`: thousandths of a CPU that the sandbox may use; None: no limit.
     """
-    user, home = (_USER, str(box.workspace)) if box.agent is None else _account(box.agent.uid)
-    cpus = len(os.sched_getaffinity(0))
     if cpu_millis is not None:
-        cpus = min(cpus, max(1, -(-cpu_millis // 1000)))
-        _show_cpus(cpus)
+        _show_cpus(_cpus(cpu_millis))
     ours = {"", os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     # The working directory comes first, as in an interactive Python.
     sys.path[:] = ["", *(entry for entry in sys.path if entry not in ours)]
     sys.argv[:] = [""]
     temporary = {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}
     os.environ.clear()
-    os.environ.update(
-        {
-            **temporary,
-            "PATH": f"{os.path.dirname(sys.executable)}:{_PROGRAMS if box.agent is None else _ALL_PROGRAMS}",
-            "LANG": "C.UTF-8",
-            "TZ": "UTC",
-            "PYTHONHASHSEED": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            # Libraries, `nproc` and a Python that is started from here would count the CPUs of the machine.
-            "OMP_NUM_THREADS": str(cpus),
-            "PYTHON_CPU_COUNT": str(cpus),
-            **dict(box.environment),
-            "HOME": home,
-            "USER": user,
-            "LOGNAME": user,
-            "PWD": str(box.workspace),
-        }
-    )
+    os.environ.update({**temporary, **agent_environment(box, cpu_millis)})
     time.tzset()
     site.USER_BASE = site.USER_SITE = None  # `site` finds them again on demand: these were below pid 1's HOME
     os.chdir(box.workspace)
@@ -79,6 +59,32 @@ def clean_process(box: Box, cpu_millis: int | None) -> None:
         if name.partition(".")[0] in _OURS:
             _kept_alive.append(module)
             del sys.modules[name]
+
+
+def agent_environment(box: Box, cpu_millis: int | None) -> dict[str, str]:
+    """The variables of the agent's processes. `cpu_millis`: as above."""
+    user, home = (_USER, str(box.workspace)) if box.agent is None else _account(box.agent.uid)
+    cpus = str(_cpus(cpu_millis))
+    return {
+        "PATH": f"{os.path.dirname(sys.executable)}:{_PROGRAMS if box.agent is None else _ALL_PROGRAMS}",
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # Libraries, `nproc` and a Python that is started from here would count the CPUs of the machine.
+        "OMP_NUM_THREADS": cpus,
+        "PYTHON_CPU_COUNT": cpus,
+        **dict(box.environment),
+        "HOME": home,
+        "USER": user,
+        "LOGNAME": user,
+        "PWD": str(box.workspace),
+    }
+
+
+def _cpus(cpu_millis: int | None) -> int:
+    cpus = len(os.sched_getaffinity(0))
+    return cpus if cpu_millis is None else min(cpus, max(1, -(-cpu_millis // 1000)))
 
 
 def _account(uid: int) -> tuple[str, str]:

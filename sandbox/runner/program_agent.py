@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
+from sandbox.boot import preloaded
 from sandbox.errors import (
     ClientGone,
     EpisodeCrashed,
@@ -20,7 +21,7 @@ from sandbox.errors import (
     WorkerLost,
     WorkerMisbehaved,
 )
-from sandbox.runner.endpoint.server import Ask, CallTool, ProgramEndpoint
+from sandbox.runner.endpoint.server import PRELOADED_PORT, Ask, CallTool, ProgramEndpoint
 from sandbox.runner.placed import placed
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
@@ -37,7 +38,9 @@ def preload(link: WorkerLink, modules: tuple[str, ...]) -> ProgramEndpoint:
 
     The process has its whole environment from the start, as modules read it when they are imported: so the
     endpoint's address is taken now."""
-    endpoint = ProgramEndpoint()
+    endpoint = _endpoint()
+    if preloaded.held is not None:
+        return endpoint
     setup = {"kind": "preload", "modules": modules, "environment": endpoint.environment}
     deadline = time.monotonic() + _PRELOAD_LIMIT_S
     try:
@@ -47,6 +50,11 @@ def preload(link: WorkerLink, modules: tuple[str, ...]) -> ProgramEndpoint:
         print(f"env.program_preload: {type(lost).__name__}: {lost}", file=sys.stderr, flush=True)
         link.replace()  # the program is started when there is one, and imports for itself
     return endpoint
+
+
+def _endpoint() -> ProgramEndpoint:
+    """Where modules were imported before there was a sandbox, they may have read its address."""
+    return ProgramEndpoint() if preloaded.held is None else ProgramEndpoint(PRELOADED_PORT)
 
 
 class ProgramAgent:
@@ -71,7 +79,7 @@ class ProgramAgent:
     def solve(self, task: str) -> Result:
         """Runs it to its end. Raises EpisodeEnd."""
         settings, link = self._assignment.agent, self._link
-        endpoint, self._endpoint = self._endpoint or ProgramEndpoint(), None
+        endpoint, self._endpoint = self._endpoint or _endpoint(), None
         endpoint.context_tokens = settings.max_token_length
         program = placed(self._assignment.program, "program-")
         if self._lost:

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sandbox.boot import preloaded
 from sandbox.texts import ANSWER_CHARS
 
 ANSWER_FILE = "answer.txt"
@@ -26,11 +27,12 @@ _MAX_ANSWER_BYTES = 4 * ANSWER_CHARS
 _MAX_ERRORS_BYTES = 2 * 1024
 _ERRORS_S = 1.0  # how long a child that the program left behind may keep its standard error open
 _READ_BYTES = 64 * 1024
-_PRELOADED = Path(__file__).parents[1] / "boot" / "preloaded.py"  # run as a script
+_Wait = Callable[[], int]
 
 
 class Program:
-    """A program's process. With `modules` it is started before there is a program, and imports them meanwhile."""
+    """A program's process. With `modules` it is started before there is a program, and imports them meanwhile; but
+    where this process comes from one that has imported modules, it is forked from this one."""
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
         self._answer_file = Path.cwd() / ANSWER_FILE
@@ -42,7 +44,7 @@ class Program:
         self._line, theirs = socket.socketpair()
         self._preloaded: _Process | None = None
         if modules:
-            arguments = [str(_PRELOADED), str(theirs.fileno()), *modules]
+            arguments = [preloaded.__file__, str(theirs.fileno()), *modules]
             self._preloaded = self._start(arguments, theirs.fileno())
         theirs.close()
         if self._preloaded is not None and not self._line.recv(1):
@@ -55,7 +57,7 @@ class Program:
         self._stdin.seek(0)
         process = self._preloaded
         if process is None:
-            process = self._start([program])
+            process = self._start([program]) if preloaded.held is None else self._fork(preloaded.held, program)
         else:
             with contextlib.suppress(OSError):  # it has ended since
                 names = [name for name in (*variables, "PWD") if name in os.environ and name not in self._ours]
@@ -71,33 +73,43 @@ class Program:
         return status, None if answer is None else answer[:ANSWER_CHARS], errors.decode("utf-8", "replace")
 
     def _start(self, arguments: Sequence[str], *passed: int) -> _Process:
+        process = subprocess.Popen(  # noqa: S603  the operator's program
+            [sys.executable, *arguments],
+            stdin=self._stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self._environment,
+            pass_fds=passed,
+        )
+        return _Process(process.wait, process.stdout, process.stderr)
+
+    def _fork(self, held: preloaded.Held, program: str) -> _Process:
+        (output, printing), (errors, complaining) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            held.become(program, self._environment, (self._stdin.fileno(), printing, complaining))
+        os.close(printing)
+        os.close(complaining)
         return _Process(
-            subprocess.Popen(  # noqa: S603  the operator's program
-                [sys.executable, *arguments],
-                stdin=self._stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=self._environment,
-                pass_fds=passed,
-            )
+            lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), os.fdopen(output), os.fdopen(errors)
         )
 
 
 class _Process:
     """A process whose output is passed on to this one's. `tails`: the end of what came, by descriptor."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self, wait: _Wait, output: Any, errors: Any) -> None:
+        self._wait, self._output = wait, output
         self.tails = {1: b"", 2: b""}
         self._errors = threading.Thread(
-            target=self._pass_on, args=(process.stderr, 2, _MAX_ERRORS_BYTES), name="stderr", daemon=True
+            target=self._pass_on, args=(errors, 2, _MAX_ERRORS_BYTES), name="stderr", daemon=True
         )
         self._errors.start()
 
     def end(self) -> int:
         """Waits for it. Returns its exit code."""
-        self._pass_on(self._process.stdout, 1, _MAX_ANSWER_BYTES + _READ_BYTES)
-        status = self._process.wait()
+        self._pass_on(self._output, 1, _MAX_ANSWER_BYTES + _READ_BYTES)
+        status = self._wait()
         self._errors.join(_ERRORS_S)
         return status
 

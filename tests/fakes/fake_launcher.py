@@ -21,7 +21,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import LaunchError, SandboxLostError
-from orchestrator.launch.base import Command, CommandEnd, State
+from orchestrator.launch.base import Command, CommandEnd, LauncherNow, State
 from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.hardening import demand
 from orchestrator.launch.names import ATTACHMENTS_DIR, CHANNEL_FOLDER, RUNTIME_MOUNT, SOCKET_NAME, WORKSPACE_DIR
@@ -180,6 +180,9 @@ class FakeLauncher:
 
     async def ready(self, spec: SandboxSpec) -> None:
         """Always."""
+
+    def now(self) -> LauncherNow:
+        return LauncherNow()
 
     def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
         """As of a container; nothing here tells of a root that could be written to."""

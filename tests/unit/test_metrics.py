@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchestrator.host.base import HostNow
+from orchestrator.launch.base import LauncherNow
 from orchestrator.telemetry.metrics import RunMetrics
 from orchestrator.types import BadTask, Crossing, Ended, EndedName, Failed, FailedName, Group, ServiceRecord, Task
 from tests.fakes.plans import a_member, an_attempt
@@ -26,10 +27,14 @@ class FakeHosts:
     nodes: Mapping[str, HostNow] = field(
         default_factory=lambda: {
             "a": HostNow(
-                4, 2, {"ready": 1, "leased": 2}, {"ready": 5, "made": 1, "none": 0}, 8, 2.5, 1, {"Docker": False}
+                *(4, 2, {"ready": 1, "leased": 2}, {"ready": 5, "made": 1, "none": 0}, 8, 2.5, 1),
+                LauncherNow(1, 9, 1000),
+                {"Docker": False},
             ),
             "b": HostNow(
-                4, 0, {"ready": 0, "leased": 0}, {"ready": 0, "made": 0, "none": 2}, 2, 1.0, 0, {"Docker": True}
+                *(4, 0, {"ready": 0, "leased": 0}, {"ready": 0, "made": 0, "none": 2}, 2, 1.0, 0),
+                LauncherNow(),
+                {"Docker": True},
             ),
         }
     )
@@ -133,6 +138,9 @@ def test_hosts_are_shown_by_node_and_only_while_they_are_open() -> None:
     assert found["orchestrator_sandboxes node=a state=leased"] == 2
     assert found["orchestrator_sandbox_claims_total found=none node=b"] == 2
     assert found["orchestrator_sandbox_start_seconds_sum node=a"] == 2.5
+    forked = ("orchestrator_parents", "orchestrator_forks_total", "orchestrator_sandbox_memory_bytes")
+    assert [found[f"{name} node=a"] for name in forked] == [1, 9, 1000]
+    assert "orchestrator_sandbox_memory_bytes node=b" not in found
     assert found["orchestrator_service_up node=a service=Docker"] == 1
     assert found["orchestrator_service_up node=b service=Docker"] == 0
     assert (found["orchestrator_node_up node=a"], found["orchestrator_node_up node=b"]) == (1, 0)

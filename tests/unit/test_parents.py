@@ -11,8 +11,10 @@ from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci import parents
 from orchestrator.launch.oci.mounts import PARENT_ROOT
 from orchestrator.launch.oci.parent_ids import ID_RANGES, NOBODY
-from orchestrator.launch.oci.parents import Parents, parent_bundle
+from orchestrator.launch.oci.parents import Parents, parent_bundle, template_config
 from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE_IDS, UidPair
+from orchestrator.types import SandboxSpec
+from tests.fakes.plans import a_sandbox
 
 
 class Started:
@@ -20,12 +22,14 @@ class Started:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.kinds: list[SandboxSpec | None] = []
         self.live: list[str] = []
         self.fails = False
 
-    async def start(self, name: str) -> None:
+    async def start(self, name: str, kind: SandboxSpec | None) -> None:
         await asyncio.sleep(0)
         self.names.append(name)
+        self.kinds.append(kind)
         self.live.append(name)
         if self.fails:
             raise LaunchError("no")
@@ -93,6 +97,66 @@ async def test_one_that_does_not_start_is_removed_and_the_next_lease_tries_again
     assert await made.lease() in started.live
 
 
+def kind(module: str) -> SandboxSpec:
+    return a_sandbox("image", preload=(module,))
+
+
+async def test_sandboxes_with_modules_of_their_image_have_parents_of_their_own(started: Started) -> None:
+    made = Parents(started.start, started.remove)
+    leases = [await made.lease(each) for each in (None, kind("a"), kind("b"), kind("a"), None)]
+    assert leases[0] == leases[4]
+    assert leases[1] == leases[3]
+    assert len({*leases}) == 3
+    assert started.kinds == [None, kind("a"), kind("b")]
+
+
+async def test_a_slow_import_of_one_kind_holds_up_no_other(started: Started) -> None:
+    going = asyncio.Event()
+
+    async def start(name: str, of: SandboxSpec | None) -> None:
+        if of is not None:
+            await going.wait()
+        await started.start(name, of)
+
+    made = Parents(start, started.remove)
+    slow = asyncio.create_task(made.lease(kind("a")))
+    await asyncio.sleep(0)
+    assert await made.lease() in started.live
+    going.set()
+    await slow
+
+
+async def test_the_parents_of_the_least_used_kind_end_first_and_not_before_their_children(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parents, "MOST_KINDS", 2)
+    made = Parents(started.start, started.remove)
+    first = await made.lease(kind("a"))
+    second = await made.lease(kind("b"))
+    await made.release(second)
+    assert await made.lease(kind("a")) == first, "it is the last used"
+    third = await made.lease(kind("c"))
+    assert started.live == [first, third]
+    await made.lease(kind("d"))
+    assert first in started.live
+    await made.release(first)
+    assert first in started.live
+    await made.release(first)
+    assert first not in started.live
+    await made.release(third)
+    assert third in started.live, "the newest is kept for the next one"
+
+
+async def test_a_kind_whose_parent_does_not_start_costs_the_others_nothing(started: Started) -> None:
+    made = Parents(started.start, started.remove)
+    plain = await made.lease()
+    started.fails = True
+    with pytest.raises(LaunchError):
+        await made.lease(kind("a"))
+    assert started.live == [plain] == [*made.all]
+    assert await made.lease() == plain
+
+
 def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespace() -> None:
     config = parent_bundle("/runtime", "/group")
     assert config["root"] == {"path": PARENT_ROOT, "readonly": True}
@@ -102,6 +166,15 @@ def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespa
     assert config["process"]["noNewPrivileges"]
     assert config["linux"]["resources"]["devices"] == [{"allow": False, "access": "rwm"}]
     assert all(told["hostID"] != 0 for told in config["linux"]["uidMappings"])
+
+
+def test_a_template_gets_the_places_of_a_sandbox_without_its_channel_and_groups() -> None:
+    places = ["/proc", "/sys/fs/cgroup", "/workspace", "/run/channel", "/run/channel/box", "/opt/sandbox"]
+    config = {"mounts": [{"destination": place} for place in places], "process": {"args": ["x"]}}
+    told = template_config(config)
+    assert [mount["destination"] for mount in told["mounts"]] == ["/proc", "/workspace", "/opt/sandbox"]
+    assert told["process"] == config["process"]
+    assert parent_bundle("/runtime", "/group", rooted=True)["process"]["args"][-1] == "--rooted"
 
 
 def test_identities_are_the_same_numbers_outside_and_all_others_are_nobodys() -> None:

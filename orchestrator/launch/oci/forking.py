@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from orchestrator.launch.oci import groups, mounts
 from orchestrator.launch.oci.kept import Container, Keeping
 
+ROOT = "root.json"  # the configuration of the sandboxes whose image a parent has as its root
 _RUNTIME = "/opt/sandbox"  # which the parent has itself
 _MOST_BYTES = 1 << 16
 _SHARED = ("inotify_instances", "inotify_watches")
@@ -61,6 +62,11 @@ class ParentLine:
         """Asks for a sandbox. `descriptors`: as in `Request`, without the trees. Raises OSError."""
         told = json.dumps({"fork": name, "agent": agent, "trees": list(trees)}).encode()
         socket.send_fds(self._line, [told], [*descriptors[:3], *trees.values(), *descriptors[3:]])
+
+    def give_root(self, configuration: int, trees: Mapping[str, int]) -> None:
+        """What the parent waits for first, if it is rooted. Raises OSError."""
+        told = json.dumps({"root": list(trees)}).encode()
+        socket.send_fds(self._line, [told], [configuration, *trees.values()])
 
     def hear(self) -> dict[str, Any] | Forked | None:
         """The next message; None: there is none any more."""
@@ -115,11 +121,19 @@ class Forking:
         self._images: set[str] = set()  # that have all folders to mount something at
 
     def make_parent(
-        self, container: Container, name: str, bundle: str, ids: str, nobody: int, sharers: int
+        self,
+        container: Container,
+        name: str,
+        bundle: str,
+        ids: str,
+        nobody: int,
+        sharers: int,
+        image: str | None = None,
     ) -> int:
         """The descriptor that the parent finds under the number 3; the caller closes it. `ids`: of all parents, as
         in /proc/PID/uid_map; `nobody`: a uid that is none of them. `sharers`: how many sandboxes share what the
-        kernel counts for the owner of their user namespace, which is not root but nobody. Raises OSError."""
+        kernel counts for the owner of their user namespace, which is not root but nobody. `image`: the folder of
+        its root, which ROOT in the bundle tells more of; None: it has none. Raises OSError."""
         self._keeper.own_mounts()
         mounts.make_parent_root()
         if self._shifted < 0:
@@ -131,7 +145,18 @@ class Forking:
         _enter_users(bundle, f"/proc/{os.getpid()}/fd/{container.users}")
         container.forks = line = ParentLine()
         self._keeper.selector.register(line, selectors.EVENT_READ, lambda: self._hear(container, name))
+        if image is not None:
+            self._give_root(line, bundle, image)
         return line.theirs
+
+    def _give_root(self, line: ParentLine, bundle: str, image: str) -> None:
+        with open(os.path.join(bundle, ROOT), "rb") as file:
+            trees = self._trees(json.load(file), bundle, image)
+            try:
+                line.give_root(file.fileno(), trees)
+            finally:
+                for tree in trees.values():
+                    os.close(tree)
 
     def fork(
         self,
@@ -358,7 +383,7 @@ def _enter_users(bundle: str, namespace: str) -> None:
 
 def _first_places(config: Mapping[str, Any]) -> list[str]:
     """Where something is mounted on the root itself. What lies in one of these mounts is made in it."""
-    places = [told["destination"] for told in config["mounts"]]
+    places = [mounts.NEW_ROOT, *(told["destination"] for told in config["mounts"])]
     return [place for place in places if not any(place.startswith(f"{other}/") for other in places)]
 
 

@@ -16,11 +16,12 @@ from collections import ChainMap
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.errors import EnvironmentUnusable, ImageUnusable, LaunchError, RolloutError
-from orchestrator.launch.base import Command, Program, State
+from orchestrator.launch.base import Command, LauncherNow, Program, State
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.container import ContainerLauncher
 from orchestrator.launch.contents import PYTHON, Contents, image_environment
@@ -32,6 +33,7 @@ from orchestrator.launch.oci.accounts import account, home
 from orchestrator.launch.oci.bundle import bundle
 from orchestrator.launch.oci.call_filter import FILTER, encoded
 from orchestrator.launch.oci.commands import command_arguments, request
+from orchestrator.launch.oci.forking import ROOT
 from orchestrator.launch.oci.leftovers import remember, remove_containers, runtime_command
 from orchestrator.launch.oci.machine import (
     advice,
@@ -45,7 +47,7 @@ from orchestrator.launch.oci.machine import (
 from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
 from orchestrator.launch.oci.namespaces import Namespaces
 from orchestrator.launch.oci.parent_ids import ID_MAP, NOBODY
-from orchestrator.launch.oci.parents import Parents, parent_bundle
+from orchestrator.launch.oci.parents import Parents, parent_bundle, template_config
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime, Watched
 from orchestrator.launch.oci.sandbox import OciSandbox
@@ -55,13 +57,15 @@ from orchestrator.launch.oci.user_namespace import UserNamespace, user_namespace
 from orchestrator.launch.oci.verification import UNTOLD_BY_GVISOR, verify
 from orchestrator.launch.oci.writable import agent_arguments, root_request
 from orchestrator.launch.runtime_folder import stored_runtime
-from orchestrator.launch.uids import UidPair
+from orchestrator.launch.uids import LAST_UID, UidPair
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import SandboxSpec
 
 log = logging.getLogger(__name__)
 
+_ANY = UidPair(LAST_UID - 1, LAST_UID)  # for a parent, whose processes no sandbox reaches
+_WEIGHED = 32  # sandboxes whose memory is looked up: a read of a file each
 _LOOKS = 3
 _ENDING_S = 1.0
 _REMOVALS = 3
@@ -86,6 +90,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         self._sharers = 2 * self._max_sandboxes  # of one parent; half of them grade or serve
         self._runtime_folder = ""  # that of all images
         self._parents = Parents(self._start_parent, self._try_removal)
+        self._unheld: set[SandboxSpec] = set()  # whose modules no parent can have
         self._runtime_name = runtime
         self._store = store or ImageStore()
         self._images: dict[str, StoredImage] = {}
@@ -143,6 +148,11 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         finally:
             if await uninterrupted(self._try_removal(name)):
                 self._uids.release(uids)
+
+    def now(self) -> LauncherNow:
+        used = [used for sandbox in islice(self._live.values(), _WEIGHED) if (used := sandbox.memory_bytes())]
+        memory_bytes = sum(used) // len(used) if used else None
+        return LauncherNow(len(self._parents.all), self._parents.forks, memory_bytes)
 
     def _sandbox(self, uids: UidPair) -> OciSandbox:
         return OciSandbox(uids, self._kill, self._pause)
@@ -205,14 +215,32 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         more = self._write_bundle(sandbox.name, image, contents, spec, hardening, sandbox.uids)
         await self._start_bundle(sandbox, image, spec, hardening, more)
 
-    async def _start_parent(self, name: str) -> None:
+    async def _lease(self, spec: SandboxSpec) -> str:
+        """The name of a parent: with the modules of the sandbox, if it can have them. Raises LaunchError."""
+        if spec.preload and not spec.layers and spec not in self._unheld:
+            try:
+                return await self._parents.lease(spec)
+            except LaunchError as error:
+                self._unheld.add(spec)
+                self._advise(f"each sandbox of {spec.image} imports env.program_preload for itself: {error}")
+        return await self._parents.lease()
+
+    async def _start_parent(self, name: str, kind: SandboxSpec | None) -> None:
         """Raises LaunchError."""
-        folder, config = self._folder(name), parent_bundle(self._runtime_folder, path_beside_ours(name))
+        folder, group = self._folder(name), path_beside_ours(name)
+        shared: dict[str, Any] = {"ids": ID_MAP, "nobody": NOBODY, "sharers": self._sharers}
         try:
-            _write_config(folder, config)
+            _write_config(folder, parent_bundle(self._runtime_folder, group, rooted=kind is not None))
+            if kind is not None:
+                image, user = await self._image_and_user(kind)
+                hardening = harden(kind, _ANY, folder)
+                if user is not None:
+                    hardening = replace(hardening, arguments=(*hardening.arguments, *agent_arguments(*user)))
+                config = bundle(image.root, self._contents[image.digest], hardening, group)
+                (folder / ROOT).write_text(json.dumps(template_config(config)))
+                shared["image"] = str(image.root)
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
-        shared = {"ids": ID_MAP, "nobody": NOBODY, "sharers": self._sharers}
         await (await self._open()).start(name, folder, {"parent": shared})
 
     async def _start_command(
@@ -294,7 +322,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         runtime = await self._open()
         if self._forks:
             self._runtime_folder = self._contents[image.digest].runtime
-            sandbox.parent = await self._parents.lease()
+            sandbox.parent = await self._lease(spec)
             more = {**(more or {"image": str(image.root)}), "from": sandbox.parent}
         begun_s = asyncio.get_running_loop().time()
         pid = await runtime.start(sandbox.name, self._folder(sandbox.name), more)

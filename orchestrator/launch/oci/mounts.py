@@ -24,7 +24,8 @@ from typing import NamedTuple, NoReturn
 # own in it. Every user may pass through it: root of a parent's user namespace is none that this machine knows.
 _OURS = "/run/rollout-orchestrator"
 PARENT_ROOT, _DEVICES_FOLDER = f"{_OURS}/parent", f"{_OURS}/dev"
-_PARENT_PLACES = ("/proc", "/dev", "/sys", "/opt/sandbox", "/root")
+NEW_ROOT = "/run/channel"  # where the root of a child is put together: a parent has no channel there
+_PARENT_PLACES = ("/proc", "/dev", "/sys", "/opt/sandbox", NEW_ROOT)
 MERGED, WRITTEN, UPPER = "merged", "written", "upper"
 _RESERVE, _RESERVED = "reserve", 64  # folders, each with a block of its own
 OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
@@ -351,7 +352,8 @@ def devices(places: Sequence[str]) -> int:
             os.mknod(path := os.path.join(folder, name), stat.S_IFCHR, os.makedev(major, minor))
             os.chmod(path, 0o666)  # noqa: S103 - as everywhere
         for name, target in _LINKS.items():
-            os.symlink(target, os.path.join(folder, name))
+            if name != "core" or os.path.exists(target):  # as runc does
+                os.symlink(target, os.path.join(folder, name))
         for place in places:
             os.mkdir(os.path.join(folder, place))
         return detached(folder, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NOEXEC)

@@ -1,12 +1,14 @@
-"""The parents that sandboxes are forked from, one at a time: started when one is needed, renewed, ended.
+"""The parents that sandboxes are forked from: started when one is needed, renewed, ended.
 
 A parent is a container like a sandbox, but without an image, a task, a channel and a place to write to: it has the
 runtime, which is the same for all images. Its capabilities are those of a user namespace that no other parent has.
+Where sandboxes are to find modules of their image imported, they have parents of their own, which import these.
 """
 
 import asyncio
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +17,16 @@ from typing import Any
 from orchestrator.errors import RolloutError
 from orchestrator.launch.contents import APP, PYTHON, Contents
 from orchestrator.launch.hardening import MIB, SUPERVISOR_PIDS, Hardening
-from orchestrator.launch.names import CHANNEL_MOUNT
+from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_MOUNT
 from orchestrator.launch.oci.bundle import bundle
 from orchestrator.launch.oci.mounts import PARENT_ROOT
 from orchestrator.launch.oci.parent_ids import ID_RANGES
 from orchestrator.rules.waits import uninterrupted
+from orchestrator.types import SandboxSpec
 
 MOST_FORKS = 1000
 MOST_S = 1800.0
+MOST_KINDS = 4  # with parents at a time: each kind has modules of its own in memory
 _CAPABILITIES = ("NET_ADMIN", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN")
 _MEMORY_BYTES = 2048 * MIB
 
@@ -30,6 +34,7 @@ _MEMORY_BYTES = 2048 * MIB
 @dataclass
 class _Parent:
     name: str
+    kind: SandboxSpec | None
     begun_s: float
     forks: int = 0
     live: int = 0
@@ -45,50 +50,59 @@ class _Parent:
 
 
 class Parents:
-    """`start` makes a parent and `remove` ends one, by name; both may raise RolloutError."""
+    """`start` makes a parent of a kind and `remove` ends one, by name; both may raise RolloutError. A kind is the
+    sandboxes that are to find modules imported; None: all others."""
 
     def __init__(
         self,
-        start: Callable[[str], Awaitable[object]],
+        start: Callable[[str, SandboxSpec | None], Awaitable[object]],
         remove: Callable[[str], Awaitable[object]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._start, self._remove, self._clock = start, remove, clock
-        self._newest: _Parent | None = None
+        self._newest: dict[SandboxSpec | None, _Parent] = {}  # the last used last
         self.all: dict[str, _Parent] = {}  # by name
-        self._starting = asyncio.Lock()
+        self.forks = 0  # so far, of all
+        self._starting: defaultdict[SandboxSpec | None, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def lease(self) -> str:
+    async def lease(self, kind: SandboxSpec | None = None) -> str:
         """The name of a parent, until `release`. Raises LaunchError."""
-        async with self._starting:
-            parent = self._newest
+        async with self._starting[kind]:
+            parent = self._newest.get(kind)
             if parent is None or parent.has_ended or self._is_old(parent):
-                parent = await self._renewed(parent)
+                parent = await self._renewed(kind, parent)
             parent.forks += 1
+            self.forks += 1
             parent.live += 1
-            return parent.name
+            self._newest.pop(kind, None)
+            self._newest[kind] = parent
+        while len(self._newest) > MOST_KINDS:
+            least_used = self._newest.pop(next(iter(self._newest)))
+            if not least_used.live:
+                await self._end(least_used)
+        return parent.name
 
     async def release(self, name: str) -> None:
         """What was forked from it has been removed. Ends a parent that is not the newest with its last one."""
         parent = self.all[name]
         parent.live -= 1
-        if not parent.live and parent is not self._newest:
+        if not parent.live and parent is not self._newest.get(parent.kind):
             await self._end(parent)
 
     def _is_old(self, parent: _Parent) -> bool:
         return parent.forks >= MOST_FORKS or self._clock() - parent.begun_s > MOST_S
 
-    async def _renewed(self, old: _Parent | None) -> _Parent:
+    async def _renewed(self, kind: SandboxSpec | None, old: _Parent | None) -> _Parent:
         name = f"parent-{secrets.token_hex(8)}"
-        parent = self.all[name] = _Parent(name, self._clock())
+        parent = self.all[name] = _Parent(name, kind, self._clock())
         try:
-            await self._start(name)
+            await self._start(name, kind)
         except BaseException:
             await uninterrupted(self._end(parent))
             raise
-        self._newest = parent
-        if old is not None and not old.live:
+        self._newest[kind] = parent
+        if old is not None and not old.live and old.name in self.all:
             await self._end(old)
         return parent
 
@@ -97,14 +111,21 @@ class Parents:
         await self._remove(parent.name)
 
 
-def parent_bundle(runtime: str, control_group: str) -> dict[str, Any]:
+def template_config(config: dict[str, Any]) -> dict[str, Any]:
+    """What a template takes of the configuration of a sandbox, to import modules as that would."""
+    without = ("/sys/fs/cgroup", CHANNEL_FOLDER, CHANNEL_MOUNT)
+    mounts = [told for told in config["mounts"] if told["destination"] not in without]
+    return {**config, "mounts": mounts}
+
+
+def parent_bundle(runtime: str, control_group: str, *, rooted: bool = False) -> dict[str, Any]:
     """The configuration of a parent's container: a sandbox's without all that is of a task, and with what it takes
-    to make others. `runtime`: as in `Contents`."""
+    to make others. `runtime`: as in `Contents`. `rooted`: it will have an image as its root."""
     nowhere, contents = Path("/"), Contents(runtime, {})
     limits = Hardening((), nowhere, (), _MEMORY_BYTES, 0, 4 * SUPERVISOR_PIDS, {}, False, None, 0)
     config = bundle(Path(PARENT_ROOT), contents, limits, control_group)
     process, linux = config["process"], config["linux"]
-    process["args"] = [PYTHON, "-P", f"{APP}/sandbox/boot/parent.py"]
+    process["args"] = [PYTHON, "-P", f"{APP}/sandbox/boot/parent.py", *(["--rooted"] if rooted else [])]
     capabilities = [f"CAP_{name}" for name in _CAPABILITIES]
     process["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), capabilities)
     config["mounts"] = [told for told in config["mounts"] if told["destination"] != CHANNEL_MOUNT]

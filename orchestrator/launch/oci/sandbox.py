@@ -43,6 +43,7 @@ class OciSandbox(ContainerSandbox):
         self.pid = 0  # of its pid 1, here
         self.last_words = ""  # the end of what it printed; known when it has ended; untrusted
         self.kills: Path | None = None  # the kernel's count of processes killed for memory; None: there is none
+        self.used: Path | None = None  # its count of the memory that is used
         self.upper: Path | None = None  # what takes what is written to the root; None: the root is read-only
         self.lowers: Sequence[Path] = ()  # what lies below it, the topmost first
 
@@ -52,10 +53,19 @@ class OciSandbox(ContainerSandbox):
         with suppress(OSError):  # it has ended already
             groups = control_groups(pid, self.sandbox_id)
             self.kills = next(group_files(groups, "memory", "memory.oom_control", "memory.events"), None)
+            self.used = next(group_files(groups, "memory", "memory.usage_in_bytes", "memory.current"), None)
         clock = CpuClock.of(pid, self.sandbox_id, os.cpu_count() or 1)
         # Nobody else can be asked.
         self.cpu_clock = CpuClock(clock.counter, False, clock.cpus)
         return self.cpu_clock
+
+    def memory_bytes(self) -> int:
+        """Of its control group. What was there before it, of a parent it was forked from, is not its. 0: it is not
+        known."""
+        with suppress(OSError, ValueError):
+            if self.used is not None:
+                return int(self.used.read_bytes())
+        return 0
 
     async def has_ended(self, within_s: float) -> bool:
         """Whether it has ended, or does so soon."""

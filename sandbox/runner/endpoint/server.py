@@ -43,10 +43,30 @@ class Counter(Api, Protocol):
     def count(self, tokens: int, /) -> dict[str, Any]: ...
 
 
-class ProgramEndpoint:
-    """It has its address from the start, and answers while it is `serving`."""
+# Modules that are imported before there is an endpoint may read its address (see `boot.rooted`). Of no well-known
+# service, and no port that the kernel gives to whoever wants any.
+PRELOADED_PORT = 63_901
 
-    def __init__(self) -> None:
+
+def environment_at(port: int) -> dict[str, str]:
+    """By which the clients of OpenAI and Anthropic find an endpoint, and wait for it."""
+    url = f"http://127.0.0.1:{port}"
+    return {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": "sandbox",
+        "OPENAI_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": "sandbox",
+        "ANTHROPIC_MODEL": MODEL,
+        "ORCHESTRATOR_MCP_URL": f"{url}{mcp.PATH}",
+        **limits.PATIENCE,
+    }
+
+
+class ProgramEndpoint:
+    """It has its address from the start, and answers while it is `serving`. `port` 0: any that is free."""
+
+    def __init__(self, port: int = 0) -> None:
         responses = Responses()
         self.apis: dict[str, Api] = {
             "/v1/chat/completions": chat,
@@ -68,7 +88,7 @@ class ProgramEndpoint:
         self._lock = threading.Lock()  # of the next two
         self._over = False
         self._served = 0
-        self._server = Server(self)
+        self._server = Server(self, port)
 
     @property
     def url(self) -> str:
@@ -76,17 +96,7 @@ class ProgramEndpoint:
 
     @property
     def environment(self) -> dict[str, str]:
-        """By which the clients of OpenAI and Anthropic find it, and wait for it."""
-        return {
-            "OPENAI_BASE_URL": f"{self.url}/v1",
-            "OPENAI_API_KEY": "sandbox",
-            "OPENAI_MODEL": MODEL,
-            "ANTHROPIC_BASE_URL": self.url,
-            "ANTHROPIC_API_KEY": "sandbox",
-            "ANTHROPIC_MODEL": MODEL,
-            "ORCHESTRATOR_MCP_URL": f"{self.url}{mcp.PATH}",
-            **limits.PATIENCE,
-        }
+        return environment_at(self._server.server_address[1])
 
     @contextmanager
     def serving(
@@ -171,8 +181,8 @@ class Server(socketserver.ThreadingMixIn, HTTPServer):
     block_on_close = False
     request_queue_size = _MAX_WAITING
 
-    def __init__(self, endpoint: ProgramEndpoint) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, endpoint: ProgramEndpoint, port: int) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.endpoint = endpoint
         self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._ends = False

@@ -303,8 +303,8 @@ async def test_a_parent_that_imports_threads_is_refused_by_name(
     threads += "ours.imported = lambda: (imported(), wait()); "
     runs = "runpy.run_path('/opt/sandbox/app/sandbox/boot/parent.py', run_name='__main__')"
 
-    def threaded(*given: Any) -> Any:
-        config = original(*given)
+    def threaded(*given: Any, **named: Any) -> Any:
+        config = original(*given, **named)
         config["process"]["args"] = [config["process"]["args"][0], "-P", "-c", threads + runs]
         return config
 

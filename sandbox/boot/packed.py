@@ -57,7 +57,8 @@ class _PackedLoader(SourceFileLoader):
 class _Finder:
     """Takes the place of `PathFinder`, and asks it for modules that are not in the file."""
 
-    find_distributions = staticmethod(PathFinder.find_distributions)
+    # importlib_metadata takes it away.
+    find_distributions = staticmethod(getattr(PathFinder, "find_distributions", lambda *context: ()))
 
     def __init__(self, tables: "tuple[Any, ...]", codes: memoryview) -> None:
         self._index: Mapping[str, Entry]

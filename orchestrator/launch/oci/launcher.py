@@ -222,7 +222,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 return await self._parents.lease(spec)
             except LaunchError as error:
                 self._unheld.add(spec)
-                self._advise(f"each sandbox of {spec.image} imports env.program_preload for itself: {error}")
+                log.warning("each sandbox of %s imports env.program_preload for itself: %s", spec.image, error)
         return await self._parents.lease()
 
     async def _start_parent(self, name: str, kind: SandboxSpec | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import textwrap
@@ -18,6 +19,7 @@ from orchestrator.agents.equipment import Equipment, ProgramFile
 from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.oci import launcher as oci_launcher
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.machine import why_no_forks
 from orchestrator.types import Attempt, SandboxSpec
@@ -99,7 +101,7 @@ def module(name: str, text: str) -> Entry:
 
 
 class Bench:
-    """Runs programs in sandboxes of one launcher. `lines`: its advice."""
+    """Runs programs in sandboxes of one launcher. `lines`: what it logs."""
 
     def __init__(self, around: Resources, lines: list[str]) -> None:
         self._around, self.lines = around, lines
@@ -122,12 +124,16 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def bench(run: str, start: Any) -> AsyncIterator[Bench]:
     oci_images.stored_image()
     lines: list[str] = []
-    launcher = OciLauncher(run, max_sandboxes=4, start=start, advise=lines.append, allow_localhost_tcp=True)
+    told = logging.getLogger(oci_launcher.__name__)
+    told.addHandler(handler := logging.Handler())
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    launcher = OciLauncher(run, max_sandboxes=4, start=start, advise=lambda line: None, allow_localhost_tcp=True)
     with Channels(run) as channels:
         around = Resources(launcher, ScriptedCompleter(["forty-two"] * 40), None, channels.directory)
         try:
             yield Bench(around, lines)
         finally:
+            told.removeHandler(handler)
             await launcher.aclose()
 
 
@@ -258,6 +264,16 @@ async def test_an_image_has_its_own_versions_of_what_sandboxes_import(run: str, 
         attempt = await here.run(program, a_sandbox(image, preload=("heavy",)))
         assert here.lines == []
     assert attempt.record.answer == "['theirs', 'theirs'] /theirs/grpc.py b forty-two", attempt
+
+
+async def test_a_module_that_changes_what_python_finds_modules_with_is_shared(run: str, temporary: Path) -> None:
+    """As importlib_metadata does."""
+    text = "from importlib.machinery import PathFinder\ndel PathFinder.find_distributions"
+    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", text)), preload=("heavy",))
+    async with bench(run, "fork") as here:
+        attempt = await here.run(ASK + "import heavy\nprint(SAID)", spec)
+        assert here.lines == []
+    assert attempt.record.answer == "forty-two", attempt
 
 
 async def test_numbers_drawn_by_numpy_differ_though_it_was_seeded_at_its_import(run: str, temporary: Path) -> None:

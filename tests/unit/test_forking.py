@@ -121,6 +121,19 @@ def test_one_whose_number_cannot_be_written_down_is_ended(told: Told, monkeypatc
         assert process.wait(10) == -signal.SIGKILL
 
 
+def test_one_whose_removal_was_asked_for_while_it_started_is_ended(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_numbers", lambda pidfd: (1, 5))
+    told.keeper._remove(8, "box")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        os.write(told.sealed, b"\n")
+        os.close(told.sealed)
+        told.say(os.pidfd_open(process.pid), forked="box")
+        assert told.hear() == [{"call": START, "pid": 1}]
+        assert process.wait(10) == -signal.SIGKILL
+
+
 def test_what_a_parent_has_told_while_nobody_listened_counts(told: Told) -> None:
     os.close(told.sealed)
     told.say(ended_process(), forked="box")

@@ -334,6 +334,7 @@ class Forking:
                 self._fail(container, name, f"no file for its process id: {error.strerror}")
                 return
             self._keeper.tell(call=container.call, pid=container.pid)
+            self._keeper.remove_if_wanted(name)  # its removal was asked for meanwhile
 
     def _ended(self, name: str, status: int) -> None:
         container = self._keeper.containers.get(name)

@@ -195,6 +195,20 @@ async def test_one_cannot_use_up_what_the_kernel_counts_per_user(run: str) -> No
 # ---------------------------------------------------------------- whoever ends
 
 
+async def test_a_start_that_is_cancelled_leaves_nothing_whenever_that_is(many: Any) -> None:
+    launcher, park, _ = many
+    await park(1)
+    for delay_s in (0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08):
+        starts = [asyncio.create_task(park(1)) for _ in range(3)]
+        await asyncio.sleep(delay_s)
+        for start in starts:
+            start.cancel()
+        async with asyncio.timeout(HANG_S / 4):  # one that nobody ended was removed after a minute
+            done = await asyncio.gather(*starts, return_exceptions=True)
+        assert [type(each) for each in done] in ([asyncio.CancelledError] * 3,), done
+    assert len(launcher._live) == 1
+
+
 async def test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another(many: Any) -> None:
     _, park, _ = many
     one, other = await park(2)

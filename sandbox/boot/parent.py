@@ -79,11 +79,12 @@ class Template:
                 import sandbox.pid1.service  # noqa: F401 - children find these imported
                 from sandbox.boot import preloaded
                 from sandbox.boot.imported import imported
+                from sandbox.boot.settling import settle
             become = imported()
         preloaded.held = held
         if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
             self._give_up(why)
-        _settle()
+        settle()
         _tell(self._line, {"ready": len(sys.modules)})
         # Whatever is allocated here is freed again before the next fork.
         while os.read(self._go, 1):
@@ -299,14 +300,6 @@ def _apart() -> Iterator[None]:
             yield
     finally:
         atexit.register = register
-
-
-def _settle() -> None:
-    """What is there stays, and is not looked at by any child's collector: that would copy it."""
-    import gc
-
-    gc.collect()
-    gc.freeze()
 
 
 def _tell(line: socket.socket, message: dict[str, Any]) -> None:

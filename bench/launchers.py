@@ -43,6 +43,7 @@ async def measure(scale: Scale) -> Findings:
     found = Findings()
     await _starts(found, scale)
     await _jobs(found, scale)
+    await _actions(found, scale)
     await _memory(found, scale)
     return found
 
@@ -130,13 +131,42 @@ def _ratio(
         found.add(name, ratio_of_pairs(values[one], values[other]), "x", note="median of pairs", **bound)
 
 
+async def _actions(found: Findings, scale: Scale) -> None:
+    """What is added to the model's own time: trajectories one after the other, of a model that takes none, from
+    the end of the first to that of the last."""
+    trajectories = scale.pick(2, 4, 8)
+    for actions in (50, 150):
+        wall: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        with endpoint(0.0, actions) as server:
+            for turn in range(scale.pick(1, 2, 3)):
+                for kind in KINDS if turn % 2 else reversed(KINDS):
+                    sizes = ("--groups", trajectories, "--group-size", 1, "--sandboxes", 1, "--steps", actions)
+                    wall[kind].append(await _trajectory_s(kind, server, trajectories, *sizes))
+        for kind, values in wall.items():
+            found.add(f"{actions} actions without a model's time, {kind}", p50(values), "s")
+            hours = p50(values) * 1e6 / 3600
+            found.add(f"worker-hours per million trajectories of {actions} actions, {kind}", hours, "h")
+
+
+async def _trajectory_s(kind: str, server: RunningEndpoint, rollouts: int, *sizes: object) -> float:
+    given = ("--endpoint", server.base_url, *_how(kind), *sizes, "--every", 1)
+    async with program("bench.rollouts", *given) as ready:
+        marks = [json.loads(line) for line in await ready.go()]
+    if (ended := marks[-1]["outcomes"]) != {"finished": rollouts}:
+        raise RuntimeError(f"the trajectories did not end as they should: {ended}")
+    return float(marks[rollouts - 1]["wall_s"] - marks[0]["wall_s"]) / (rollouts - 1)
+
+
+def _how(kind: str) -> tuple[str, ...]:
+    return ("--launcher", "oci", "--start", "fork") if kind == FORK else ("--launcher", kind)
+
+
 async def _job(
     kind: str, server: RunningEndpoint, meter: CpuMeter, groups: int, group_size: int
 ) -> tuple[float, float, float]:
     """(wall clock, CPU seconds of everything, CPU seconds inside the sandboxes)."""
     sizes = ("--groups", groups, "--group-size", group_size, "--sandboxes", 2 * group_size)
-    how = ("--launcher", "oci", "--start", "fork") if kind == FORK else ("--launcher", kind)
-    async with program("bench.rollouts", "--endpoint", server.base_url, *how, *sizes) as ready:
+    async with program("bench.rollouts", "--endpoint", server.base_url, *_how(kind), *sizes) as ready:
         before, started = meter.now(), time.perf_counter()
         lines = await ready.go()
         wall_s, cpu_s = time.perf_counter() - started, meter.since(before)

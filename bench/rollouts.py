@@ -35,6 +35,7 @@ from orchestrator.types import Attempt, Member, Task
 from tests.fakes.tokenizer import tokenizer_folder
 
 PAGE = "live page: "
+TOKENS_PER_STEP = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sandboxes", type=int, default=8)
     parser.add_argument("--launcher", default="docker")
     parser.add_argument("--start", default="run")
+    parser.add_argument("--steps", type=int, default=20, help="most steps of a rollout")
     parser.add_argument("--metrics-port", help="where metrics are served; default: nowhere")
     parser.add_argument("--page", type=Path, help="a file for the live page's address; default: no page")
     parser.add_argument("--otlp", help="where spans are sent; default: nowhere")
@@ -160,6 +162,9 @@ def main() -> None:
         max_concurrent_sandboxes=given.sandboxes,
         launcher=given.launcher,
         start=given.start,
+        max_steps=given.steps,
+        max_token_length=given.steps * TOKENS_PER_STEP,
+        max_prompt_tokens=given.steps**2 * TOKENS_PER_STEP,
         metrics_port=given.metrics_port,
         view_port="0" if given.page else None,
     )

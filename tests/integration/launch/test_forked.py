@@ -275,7 +275,12 @@ async def test_parents_are_renewed_and_the_old_one_ends_with_its_last_child(
         await eventually(lambda: not Path(f"/proc/{old}").exists())
 
 
-async def test_forks_leave_nothing_behind(run: str, many: Any) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(5000, marks=[pytest.mark.full, pytest.mark.timeout(3000)])])
+async def test_forks_leave_nothing_behind(
+    run: str, many: Any, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parents, "MOST_FORKS", 1 << 20)
+    monkeypatch.setattr(parents, "MOST_S", 1e9)
     launcher, park, _ = many
     (first,) = await park(1)
     parent = parent_of(first.pid)
@@ -285,14 +290,24 @@ async def test_forks_leave_nothing_behind(run: str, many: Any) -> None:
         return len(descriptors(parent)), len(descriptors(keeper)), mounts_of(parent), mounts_of(keeper)
 
     template = children(parent)[0]
-    before, memory = state(), [resident_bytes(parent), resident_bytes(template)]
-    for _ in range(8):
+    before, memory = state(), [resident_bytes(pid) for pid in (parent, template, keeper)]
+    names: set[str] = set()
+    for _ in range(count // 5):
         async with AsyncExitStack() as stack:
             await asyncio.gather(*(_parked_once(launcher, stack, run) for _ in range(5)))
+            names |= {*launcher._live}
     await eventually(lambda: state() == before)
     assert children(parent) == [template, first.pid], "no zombies"
-    assert resident_bytes(parent) < memory[0] + (2 << 20)
-    assert resident_bytes(template) < memory[1] + (2 << 20)
+    assert parent_of(first.pid) == parent
+    assert len(names) == count + 1
+    assert names & control_groups_of_sandboxes() == {first.name}
+    for pid, bytes_before in zip((parent, template, keeper), memory, strict=True):
+        assert resident_bytes(pid) < bytes_before + (2 << 20)
+
+
+def control_groups_of_sandboxes() -> set[str]:
+    root = Path("/sys/fs/cgroup")
+    return {folder.name for kind in ("memory", "pids", ".") for folder in (root / kind).glob("sandbox-*")}
 
 
 async def _parked_once(launcher: OciLauncher, stack: AsyncExitStack, run: str) -> None:

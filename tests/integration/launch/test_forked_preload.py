@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -250,6 +251,18 @@ async def test_what_cannot_be_forked_is_imported_in_each_sandbox(
         (line,) = here.lines
     assert line.startswith("each sandbox of ")
     assert why in line
+
+
+async def test_that_modules_cannot_be_shared_is_found_out_once_however_many_wait(
+    run: str, temporary: Path
+) -> None:
+    does = "import socket\nkept = socket.socket(socket.AF_UNIX)"
+    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", does)), preload=("heavy",))
+    async with bench(run, "fork") as here:
+        attempts = await asyncio.gather(*(here.run(ASK + "print(SAID)", spec) for _ in range(3)))
+        assert [attempt.record.answer for attempt in attempts] == ["forty-two"] * 3
+        (line,) = here.lines
+    assert "opens socket:" in line
 
 
 async def test_an_image_has_its_own_versions_of_what_sandboxes_import(run: str, temporary: Path) -> None:

@@ -34,6 +34,7 @@ LINE = 3
 EXIT_BROKEN = 70
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
+_TRIAL_S = 10
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
 _APP = "/opt/sandbox/app"
 _OURS = f"{_APP}/sandbox/"
@@ -83,6 +84,8 @@ class Template:
             become = imported()
         preloaded.held = held
         if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
+            self._give_up(why)
+        if held is not None and (why := unforkable()):
             self._give_up(why)
         settle()
         _tell(self._line, {"ready": len(sys.modules)})
@@ -277,6 +280,8 @@ def unfit(own: set[int]) -> str:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
         return "what it imports starts processes"
+    if any(signal.getitimer(kind)[0] for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
+        return "what it imports sets a timer"  # which no fork has
     with open("/proc/self/maps") as maps:
         if any(line.split()[1].startswith("rw") and line.split()[1].endswith("s") for line in maps):
             return "what it imports has memory that would be common to all"
@@ -288,6 +293,26 @@ def unfit(own: set[int]) -> str:
             except FileNotFoundError:  # the one that the folder was read with
                 continue
     return f"what it imports opens {', '.join(sorted(kept)[:4])}" if kept else ""
+
+
+def unforkable() -> str:
+    """Why what is forked from this process is not what it should be: modules may do something at each fork. Empty:
+    all is well. It forks as `Template` does."""
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            if (grandchild := os.fork()) == 0:
+                os._exit(len(os.listdir("/proc/self/task")) - 1)
+            status = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
+        finally:
+            os._exit(1 if status else 0)
+    poll, process = select.poll(), os.pidfd_open(child)
+    poll.register(process, select.POLLIN)
+    if not poll.poll(1000 * _TRIAL_S):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
+    _, status = os.waitpid(child, 0)
+    return "what it imports breaks what is forked" if status else ""
 
 
 @contextmanager

@@ -18,12 +18,21 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 # Of `sys`, what modules may change when they are imported.
 _HOOKS = ("displayhook", "excepthook", "unraisablehook")
 _STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
 _CHUNK_BYTES = 64 * 1024
+_STANDARD = f"{os.path.dirname(os.__file__)}/"
+_LIVING = {"sys", "builtins", "__main__", "threading"}  # whose state is this process', or put back by name
+# Of Python's modules, what pid 1, the runner and the worker cannot do without.
+_NEEDED = (
+    *("io", "json", "json.decoder", "json.encoder", "os", "posix", "queue", "select", "selectors", "signal"),
+    *("socket", "socketserver", "struct", "subprocess", "tempfile", "threading", "time", "traceback"),
+)
+_OF_PROCESS = {"Umask", "Uid", "Gid", "SigBlk", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Cpus_allowed"}
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "user", "uts")
 
 
 def main() -> None:
@@ -110,29 +119,31 @@ class Unheld(Exception):
 
 
 class Held:
-    """Python as it is with modules imported, and nothing of ours. `printed`: by them, to either output."""
+    """Python as it is with modules imported, and nothing of ours. `printed`: by them, to either output. `before`:
+    as it was without them."""
 
-    def __init__(self, names: "Sequence[str]", printed: "Mapping[int, bytes]") -> None:
-        import builtins
-        import signal
+    def __init__(self, names: "Sequence[str]", printed: "Mapping[int, bytes]", before: "_Now") -> None:
+        import warnings
 
-        self.names, self._printed = tuple(names), printed
-        self._modules, self._builtins = dict(sys.modules), dict(vars(builtins))
-        self._path, self._finders, self._hooks = sys.path[:], sys.meta_path[:], sys.path_hooks[:]
-        self._of_sys = {name: getattr(sys, name) for name in (*_HOOKS, *_STREAMS)}
-        self._depth = sys.getrecursionlimit()
-        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self.names, self._printed, self._before = tuple(names), printed, before
+        self._now, self._modules = _Now(), dict(sys.modules)
+        self._filters = list(warnings.filters)
+        self._own = {name for name, module in self._modules.items() if _is_own(name, module)}
+        self._names = {name: dict(vars(self._modules[name])) for name in self._own - _LIVING}
+        self._loggers: dict[str, Any] = {}
 
     def set_aside(self) -> None:
-        """From here on modules that are not Python's own are imported anew, from where ours lie."""
-        standard = f"{os.path.dirname(os.__file__)}/"
-        for name, module in self._modules.items():
-            spec = getattr(module, "__spec__", None)
-            origin = spec.origin if spec is not None else "built-in"
-            if not (origin in ("built-in", "frozen") or (origin or "").startswith(standard)):
+        """From here on modules that are not Python's own are imported anew, from where ours lie, and Python is
+        what it was before."""
+        found = [path for path in sys.path if isinstance(path, str)]
+        for name in self._modules:
+            if name not in self._own:
                 del sys.modules[name]
+        self._before.restore()
+        _filter_warnings([("ignore", None, Warning, None, 0)])  # what the image makes an error is none of ours
+        self._loggers = _swap_loggers({})
         theirs = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-        sys.path[:] = [_package_folder(), *(path for path in sys.path if path not in theirs)]
+        sys.path[:] = [_package_folder(), *(path for path in found if path not in theirs)]
 
     def become(
         self, program: str, environment: "Mapping[str, str]", standard: "tuple[int, int, int]"
@@ -150,19 +161,21 @@ class Held:
             os._exit(status)
 
     def _restore(self, environment: "Mapping[str, str]") -> None:
-        import builtins
         import signal
 
         signal.set_wakeup_fd(-1)
-        for which, handler in self._signals.items():
-            if handler is not None and signal.getsignal(which) is not handler:
-                signal.signal(which, handler)
-        vars(builtins).update(self._builtins)
         sys.modules.clear()
         sys.modules.update(self._modules)
-        sys.path[:], sys.meta_path[:], sys.path_hooks[:] = self._path, self._finders, self._hooks
-        vars(sys).update(self._of_sys)
-        sys.setrecursionlimit(self._depth)
+        self._now.restore()
+        for name, held in self._names.items():
+            names = vars(self._modules[name])
+            for each in [each for each, value in names.items() if each not in held and type(value) is type(sys)]:
+                del names[each]
+            for each, value in held.items():
+                if names.get(each, held) is not value:
+                    names[each] = value
+        _filter_warnings(self._filters)
+        _swap_loggers(self._loggers)
         os.environ.clear()
         os.environ.update(environment)
         time.tzset()
@@ -170,6 +183,94 @@ class Held:
             _write(number, printed)
         if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
             numpy.random.seed()  # what it was seeded with at its import, all siblings know
+
+
+class _Now:
+    """What modules may change of Python, and can be put back."""
+
+    def __init__(self) -> None:
+        import builtins
+        import signal
+
+        self._builtins = dict(vars(builtins))
+        self._path, self._finders, self._hooks = sys.path[:], sys.meta_path[:], sys.path_hooks[:]
+        self._of_sys = {name: getattr(sys, name) for name in (*_HOOKS, *_STREAMS)}
+        self._depth = sys.getrecursionlimit()
+        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+    def restore(self) -> None:
+        import builtins
+        import signal
+
+        vars(builtins).update(self._builtins)
+        sys.path[:], sys.meta_path[:], sys.path_hooks[:] = self._path, self._finders, self._hooks
+        vars(sys).update(self._of_sys)
+        sys.setrecursionlimit(self._depth)
+        for which, handler in self._signals.items():
+            if handler is not None and signal.getsignal(which) is not handler:
+                signal.signal(which, handler)
+
+
+def _is_own(name: str, module: object) -> bool:
+    """Whether it is one of Python's own modules, which this process and programs have in common."""
+    if name == "__main__" or type(module) is not type(sys):
+        return name == "__main__"
+    spec = vars(module).get("__spec__")
+    origin = getattr(spec, "origin", None)
+    standard = isinstance(origin, str) and origin.startswith((_STANDARD, "built-in", "frozen"))
+    return standard and name.partition(".")[0] in sys.stdlib_module_names
+
+
+def _changed() -> str:
+    """The first name of what this process lives on that a module has put something else behind. Empty: none."""
+    function = type(_changed)
+
+    def is_foreign(value: object) -> bool:
+        if type(value) is function:
+            return not value.__code__.co_filename.startswith((_STANDARD, "<", f"{sys.prefix}/"))
+        of = getattr(value, "__module__", None) if callable(value) else None
+        return isinstance(of, str) and of.partition(".")[0] not in (*sys.stdlib_module_names, "sitecustomize")
+
+    for name in _NEEDED:
+        for each, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
+            if is_foreign(value):
+                return f"{name}.{each}"
+            if type(value) is type and value.__module__ == name:
+                for part, inner in list(vars(value).items()):
+                    if is_foreign(inner):
+                        return f"{name}.{each}.{part}"
+    return ""
+
+
+def _process() -> "dict[str, str]":
+    """What modules may change of the process, and cannot all be put back."""
+    told = {}
+    with open("/proc/self/status") as status, open("/proc/self/limits") as limits:
+        for line in status:
+            name, _, value = line.partition(":")
+            if name in _OF_PROCESS:
+                told[name] = value
+        told |= {line[:25].strip(): line for line in limits}
+    for name in _NAMESPACES:
+        told[f"namespace {name}"] = os.readlink(f"/proc/self/ns/{name}")
+    return {**told, "root": os.readlink("/proc/self/root"), "nice value": str(os.getpriority(os.PRIO_PROCESS, 0))}
+
+
+def _filter_warnings(filters: "list[Any]") -> None:
+    import warnings
+
+    warnings.filters[:] = filters  # type: ignore[index]
+    getattr(warnings, "_filters_mutated", lambda: None)()  # it keeps which apply
+
+
+def _swap_loggers(loggers: "dict[str, Any]") -> "dict[str, Any]":
+    """Those that there have been, by name."""
+    if (logging := sys.modules.get("logging")) is None:
+        return {}
+    manager = logging.Logger.manager
+    before, manager.loggerDict = manager.loggerDict, loggers
+    old: dict[str, Any] = before
+    return old
 
 
 held: "Held | None" = None  # in a sandbox that was forked from where modules were imported
@@ -181,12 +282,18 @@ def hold(names: "Sequence[str]") -> Held:
     def failed(name: str, error: BaseException) -> None:
         raise Unheld(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
+    before, process = _Now(), _process()
     outputs = {number: _Output(number) for number in (1, 2)}
     try:
         _import(names, failed)
     finally:
         printed = {number: output.take() for number, output in outputs.items()}
-    return Held(names, printed)
+    after = _process()
+    if changed := [name for name in process if after.get(name) != process[name]]:
+        raise Unheld(f"what it imports changes its process: {', '.join(changed)}")
+    if name := _changed():
+        raise Unheld(f"what it imports changes Python's own {name}")
+    return Held(names, printed, before)
 
 
 def _status_of(run: "Callable[[], None]") -> int:

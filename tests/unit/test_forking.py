@@ -178,3 +178,13 @@ def test_a_parent_that_ends_before_it_is_ready_is_told_of_at_once(told: Told) ->
     told.parent.close()
     told.keeper.ended("parent", BROKEN)
     assert {"call": PARENT_START, "error": "it ended before it was ready"} in told.hear()
+
+
+def test_a_parent_that_is_ready_before_the_runtime_has_ended_is_told_of_when_it_has_a_number(told: Told) -> None:
+    parent = told.keeper.containers["parent"]
+    pid, parent.pid = parent.pid, 0
+    told.say(ready=100)
+    assert told.hear() == []
+    parent.pid = pid
+    told.keeper.forking.answer_if_there(parent)
+    assert told.hear() == [{"call": PARENT_START, "pid": pid}]

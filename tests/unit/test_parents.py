@@ -157,6 +157,56 @@ async def test_a_kind_whose_parent_does_not_start_costs_the_others_nothing(start
     assert await made.lease() == plain
 
 
+async def test_a_lease_that_is_cancelled_while_others_end_counts_nothing_and_leaves_none_half_ended(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parents, "MOST_KINDS", 1)
+    removing, going = asyncio.Event(), asyncio.Event()
+
+    async def remove(name: str) -> None:
+        removing.set()
+        await going.wait()
+        await started.remove(name)
+
+    made = Parents(started.start, remove)
+    await made.release(await made.lease(kind("a")))
+    leasing = asyncio.create_task(made.lease(kind("b")))
+    await removing.wait()
+    leasing.cancel()
+    await asyncio.sleep(0)
+    going.set()
+    with pytest.raises(asyncio.CancelledError):
+        await leasing
+    assert [*made.all] == started.live, "the first has ended"
+    assert [parent.live for parent in made.all.values()] == [0]
+
+
+async def test_a_parent_that_is_renewed_is_not_ended_before_it_is_had(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parents, "MOST_KINDS", 1)
+    monkeypatch.setattr(parents, "MOST_FORKS", 1)
+    removing, going = asyncio.Event(), asyncio.Event()
+
+    async def remove(name: str) -> None:
+        removing.set()
+        await going.wait()
+        await started.remove(name)
+
+    made = Parents(started.start, remove)
+    await made.release(await made.lease(kind("a")))
+    renewing = asyncio.create_task(made.lease(kind("a")))
+    await removing.wait()
+    other = asyncio.create_task(made.lease(kind("b")))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    going.set()
+    renewed = await renewing
+    await other
+    assert renewed in started.live
+    await made.release(renewed)
+
+
 def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespace() -> None:
     config = parent_bundle("/runtime", "/group")
     assert config["root"] == {"path": PARENT_ROOT, "readonly": True}

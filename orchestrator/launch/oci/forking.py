@@ -45,6 +45,7 @@ class ParentLine:
         self._line.settimeout(_ASKING_S)
         self.theirs = theirs.detach()
         self.names: dict[int, str] = {}  # of what was forked, by its number in the box
+        self.is_ready = False
         self.is_answered = False  # whether it can be forked from
         self.unnumbered: list[str] = []  # of what had ended before its number could be read
 
@@ -293,7 +294,8 @@ class Forking:
                     parent.forks.unnumbered.append(told.name)
                 self._tell_if_started(forked, told.name)
             case {"ready": _}:
-                self._answer(parent, pid=parent.pid)
+                parent.forks.is_ready = True
+                self.answer_if_there(parent)
             case {"unfit": why}:
                 self._answer(parent, error=f"nothing can be forked: {why}")
             case {"refused": refused, "why": why}:
@@ -304,6 +306,11 @@ class Forking:
                 elif parent.forks.unnumbered:
                     self._ended(parent.forks.unnumbered.pop(0), status)
                 # Else it has not said its name, and nobody knows it.
+
+    def answer_if_there(self, parent: Container) -> None:
+        """It is ready; and the runtime, which may tell later than the parent itself, has told its number."""
+        if parent.pid and parent.forks.is_ready and not parent.forks.is_answered:
+            self._answer(parent, pid=parent.pid)
 
     def _answer(self, parent: Container, **answer: Any) -> None:
         parent.forks.is_answered = True

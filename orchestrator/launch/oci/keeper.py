@@ -236,9 +236,11 @@ class Keeper:
         pid = _number(pid_file) if status == 0 else 0
         end = self._strays.pop(pid, None)
         container.pid = 0 if end is not None else pid
-        if pid and container.forks is None:  # a parent is there when it says so
+        if pid and container.forks is not None:  # a parent is there when it says so, too
+            self.forking.answer_if_there(container)
+        elif pid:
             self.tell(call=call, pid=pid)
-        elif not pid:
+        else:
             reason = f"it ended with {_end(status)}" if status else "it reported no process id"
             self.tell(call=call, error=output.last_words() or reason)
         if not any(other.starting for other in self.containers.values()):

@@ -221,12 +221,16 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             try:
                 return await self._parents.lease(spec)
             except LaunchError as error:
-                self._unheld.add(spec)
-                log.warning("each sandbox of %s imports env.program_preload for itself: %s", spec.image, error)
+                if spec not in self._unheld:  # else others that waited for the same parent have told
+                    self._unheld.add(spec)
+                    line = "each sandbox of %s imports env.program_preload for itself: %s"
+                    log.warning(line, spec.image, error)
         return await self._parents.lease()
 
     async def _start_parent(self, name: str, kind: SandboxSpec | None) -> None:
         """Raises LaunchError."""
+        if kind in self._unheld:  # found out by one that others waited for
+            raise LaunchError("its modules cannot be shared")
         folder, group = self._folder(name), path_beside_ours(name)
         shared: dict[str, Any] = {"ids": ID_MAP, "nobody": NOBODY, "sharers": self._sharers}
         try:

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,19 +68,24 @@ class Parents:
 
     async def lease(self, kind: SandboxSpec | None = None) -> str:
         """The name of a parent, until `release`. Raises LaunchError."""
+        surplus: list[_Parent] = []
         async with self._starting[kind]:
             parent = self._newest.get(kind)
             if parent is None or parent.has_ended or self._is_old(parent):
-                parent = await self._renewed(kind, parent)
+                surplus += [] if parent is None else [parent]
+                parent = await self._started(kind)
             parent.forks += 1
             self.forks += 1
-            parent.live += 1
+            parent.live += 1  # before anything else is waited for: others end parents that nobody has
             self._newest.pop(kind, None)
             self._newest[kind] = parent
         while len(self._newest) > MOST_KINDS:
-            least_used = self._newest.pop(next(iter(self._newest)))
-            if not least_used.live:
-                await self._end(least_used)
+            surplus.append(self._newest.pop(next(iter(self._newest))))
+        try:
+            await uninterrupted(self._end_unused(surplus))
+        except BaseException:
+            await uninterrupted(self.release(parent.name))
+            raise
         return parent.name
 
     async def release(self, name: str) -> None:
@@ -93,7 +98,7 @@ class Parents:
     def _is_old(self, parent: _Parent) -> bool:
         return parent.forks >= MOST_FORKS or self._clock() - parent.begun_s > MOST_S
 
-    async def _renewed(self, kind: SandboxSpec | None, old: _Parent | None) -> _Parent:
+    async def _started(self, kind: SandboxSpec | None) -> _Parent:
         name = f"parent-{secrets.token_hex(8)}"
         parent = self.all[name] = _Parent(name, kind, self._clock())
         try:
@@ -101,10 +106,12 @@ class Parents:
         except BaseException:
             await uninterrupted(self._end(parent))
             raise
-        self._newest[kind] = parent
-        if old is not None and not old.live and old.name in self.all:
-            await self._end(old)
         return parent
+
+    async def _end_unused(self, surplus: Sequence[_Parent]) -> None:
+        for parent in surplus:
+            if not parent.live and parent.name in self.all:
+                await self._end(parent)
 
     async def _end(self, parent: _Parent) -> None:
         del self.all[parent.name]

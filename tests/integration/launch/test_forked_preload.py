@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -59,7 +60,8 @@ facts = {
     "hooks": [str(sys.excepthook), str(sys.displayhook), str(sys.unraisablehook), str(threading.excepthook)],
     "depth": sys.getrecursionlimit(), "handlers": str(logging.root.handlers), "umask": os.umask(0o22),
     "url": os.environ["OPENAI_BASE_URL"], "threads": threading.active_count(),
-    "thread": threading.current_thread().name,
+    "thread": threading.current_thread().name, "cpus": [str(os.cpu_count), len(os.sched_getaffinity(0))],
+    "loggers": sorted(logging.root.manager.loggerDict), "temporary": __import__("tempfile").tempdir,
     "ids": [os.getresuid(), os.getresgid(), os.getgroups()], "set": str({"a", "b", "c", "d"}),
     "ours": sorted(name for name in sys.modules if name.partition(".")[0] in ("sandbox", "smolagents", "grpc")),
     "limits": open("/proc/self/limits").read().split(),
@@ -72,7 +74,7 @@ print(json.dumps(facts))
 """
 )
 HEAVY = """
-import os, sys, textwrap
+import logging, os, sys, tempfile, textwrap
 import heavy.tools
 try:
     import yaml
@@ -236,6 +238,13 @@ async def test_modules_are_imported_once_for_all_and_no_program_sees_what_anothe
         ("import os\nif not os.fork(): os.execv('/opt/sandbox/bin/python', ['p', '-c', 'input()'])", "processes"),
         ("raise SystemExit('no licence')", "heavy cannot be imported: SystemExit: no licence"),
         ("import os\nos._exit(9)", "ended before it was ready"),
+        ("import os\nos.umask(0o077)", "changes its process: Umask"),
+        ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 600)", "sets a timer"),
+        ("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))", "breaks what is forked"),
+        (
+            "import time\ndef sleep(s, own=time.sleep): own(s)\ntime.sleep = sleep",
+            "changes Python's own time.sleep",
+        ),
         ("import os\nos.setresuid(20000, 20000, 20000)", "Operation not permitted"),
     ],
 )
@@ -250,6 +259,18 @@ async def test_what_cannot_be_forked_is_imported_in_each_sandbox(
         (line,) = here.lines
     assert line.startswith("each sandbox of ")
     assert why in line
+
+
+async def test_that_modules_cannot_be_shared_is_found_out_once_however_many_wait(
+    run: str, temporary: Path
+) -> None:
+    does = "import socket\nkept = socket.socket(socket.AF_UNIX)"
+    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", does)), preload=("heavy",))
+    async with bench(run, "fork") as here:
+        attempts = await asyncio.gather(*(here.run(ASK + "print(SAID)", spec) for _ in range(3)))
+        assert [attempt.record.answer for attempt in attempts] == ["forty-two"] * 3
+        (line,) = here.lines
+    assert "opens socket:" in line
 
 
 async def test_an_image_has_its_own_versions_of_what_sandboxes_import(run: str, temporary: Path) -> None:
@@ -270,6 +291,22 @@ async def test_a_module_that_changes_what_python_finds_modules_with_is_shared(ru
     """As importlib_metadata does."""
     text = "from importlib.machinery import PathFinder\ndel PathFinder.find_distributions"
     spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", text)), preload=("heavy",))
+    async with bench(run, "fork") as here:
+        attempt = await here.run(ASK + "import heavy\nprint(SAID)", spec)
+        assert here.lines == []
+    assert attempt.record.answer == "forty-two", attempt
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "import sys, types\nsys.modules['smolagents'] = sys.modules['google'] = types.ModuleType('google')",
+        "import sys\nsys.modules['yaml'] = None\nsys.path.append(None)",
+    ],
+)
+async def test_what_modules_leave_in_python_is_none_of_ours(run: str, temporary: Path, does: str) -> None:
+    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", does)), preload=("heavy",))
     async with bench(run, "fork") as here:
         attempt = await here.run(ASK + "import heavy\nprint(SAID)", spec)
         assert here.lines == []

@@ -43,7 +43,7 @@ _TAKEN = b"+"  # what a child says when it has its request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sandbox.boot.preloaded import Held
+    from sandbox.held import Held
 
 Become = Callable[[list[str]], int]
 
@@ -78,11 +78,11 @@ class Template:
                 import sandbox.boot.entering
                 import sandbox.pid1.command
                 import sandbox.pid1.service  # noqa: F401 - children find these imported
-                from sandbox.boot import preloaded
+                from sandbox import held as found
                 from sandbox.boot.imported import imported
                 from sandbox.boot.settling import settle
             become = imported()
-        preloaded.held = held
+        found.python = held
         if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
             self._give_up(why)
         if held is not None and (why := unforkable()):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from sandbox.boot import preloaded
+from sandbox import held
 from sandbox.errors import (
     ClientGone,
     EpisodeCrashed,
@@ -39,7 +39,7 @@ def preload(link: WorkerLink, modules: tuple[str, ...]) -> ProgramEndpoint:
     The process has its whole environment from the start, as modules read it when they are imported: so the
     endpoint's address is taken now."""
     endpoint = _endpoint()
-    if preloaded.held is not None:
+    if held.python is not None:
         return endpoint
     setup = {"kind": "preload", "modules": modules, "environment": endpoint.environment}
     deadline = time.monotonic() + _PRELOAD_LIMIT_S
@@ -54,7 +54,7 @@ def preload(link: WorkerLink, modules: tuple[str, ...]) -> ProgramEndpoint:
 
 def _endpoint() -> ProgramEndpoint:
     """Where modules were imported before there was a sandbox, they may have read its address."""
-    return ProgramEndpoint() if preloaded.held is None else ProgramEndpoint(PRELOADED_PORT)
+    return ProgramEndpoint() if held.python is None else ProgramEndpoint(PRELOADED_PORT)
 
 
 class ProgramAgent:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandbox.boot import preloaded
+from sandbox import held
 from sandbox.texts import ANSWER_CHARS
 
 ANSWER_FILE = "answer.txt"
@@ -27,6 +27,7 @@ _MAX_ANSWER_BYTES = 4 * ANSWER_CHARS
 _MAX_ERRORS_BYTES = 2 * 1024
 _ERRORS_S = 1.0  # how long a child that the program left behind may keep its standard error open
 _READ_BYTES = 64 * 1024
+_PRELOADED = str(Path(__file__).parents[1] / "boot" / "preloaded.py")  # run as a script
 _Wait = Callable[[], int]
 
 
@@ -44,7 +45,7 @@ class Program:
         self._line, theirs = socket.socketpair()
         self._preloaded: _Process | None = None
         if modules:
-            arguments = [preloaded.__file__, str(theirs.fileno()), *modules]
+            arguments = [_PRELOADED, str(theirs.fileno()), *modules]
             self._preloaded = self._start(arguments, theirs.fileno())
         theirs.close()
         if self._preloaded is not None and not self._line.recv(1):
@@ -57,7 +58,7 @@ class Program:
         self._stdin.seek(0)
         process = self._preloaded
         if process is None:
-            process = self._start([program]) if preloaded.held is None else self._fork(preloaded.held, program)
+            process = self._start([program]) if held.python is None else self._fork(held.python, program)
         else:
             with contextlib.suppress(OSError):  # it has ended since
                 names = [name for name in (*variables, "PWD") if name in os.environ and name not in self._ours]
@@ -83,11 +84,11 @@ class Program:
         )
         return _Process(process.wait, process.stdout, process.stderr)
 
-    def _fork(self, held: preloaded.Held, program: str) -> _Process:
+    def _fork(self, python: held.Held, program: str) -> _Process:
         (output, printing), (errors, complaining) = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
-            held.become(program, self._environment, (self._stdin.fileno(), printing, complaining))
+            python.become(program, self._environment, (self._stdin.fileno(), printing, complaining))
         os.close(printing)
         os.close(complaining)
         return _Process(

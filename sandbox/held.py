@@ -1,0 +1,196 @@
+"""Python as programs are to find it, with modules imported: what is kept of it, and how a process goes back to it.
+
+Where sandboxes are forked from a process that has imported a program's modules (`boot.parent`), `python` is that
+state. The worker forks the program's process, which `become`s the program. Nothing of ours is imported here, and
+nothing that Python has not loaded itself: this is there before the modules are.
+"""
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, NoReturn
+
+# Of `sys`, what modules may change when they are imported.
+_HOOKS = ("displayhook", "excepthook", "unraisablehook")
+_STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
+_STANDARD = f"{os.path.dirname(os.__file__)}/"
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where that of ours lies
+_LIVING = {"sys", "builtins", "__main__", "threading"}  # whose state is this process', or put back by name
+
+
+class Held:
+    """Python as it is with modules imported, and nothing of ours. `printed`: by them, to either output. `before`:
+    as it was without them."""
+
+    def __init__(self, printed: "Mapping[int, bytes]", before: "PythonNow") -> None:
+        import warnings
+
+        self._printed, self._before = printed, before
+        self._now, self._modules = PythonNow(), dict(sys.modules)
+        self._filters = list(warnings.filters)
+        self._own = {name for name, module in self._modules.items() if _is_own(name, module)}
+        self._names = {name: dict(vars(self._modules[name])) for name in self._own - _LIVING}
+        self._loggers: dict[str, Any] = {}
+
+    def set_aside(self) -> None:
+        """From here on modules that are not Python's own are imported anew, from where ours lie, and Python is
+        what it was before."""
+        found = [path for path in sys.path if isinstance(path, str)]
+        for name in self._modules:
+            if name not in self._own:
+                del sys.modules[name]
+        self._before.restore()
+        _filter_warnings([("ignore", None, Warning, None, 0)])  # what the image makes an error is none of ours
+        self._loggers = _swap_loggers({})
+        theirs = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+        sys.path[:] = [_PACKAGES, *(path for path in found if path not in theirs)]
+
+    def become(
+        self, program: str, environment: "Mapping[str, str]", standard: "tuple[int, int, int]"
+    ) -> "NoReturn":
+        """Goes on in this process as `python PROGRAM` would, and ends it. `standard`: descriptors to have as the
+        usual three; all others are closed."""
+        status = 1
+        try:
+            for number, source in enumerate(standard):
+                os.dup2(source, number)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            self._restore(environment)
+            status = _status_of(lambda: run_program(program))
+        finally:
+            os._exit(status)
+
+    def _restore(self, environment: "Mapping[str, str]") -> None:
+        import signal
+
+        signal.set_wakeup_fd(-1)
+        sys.modules.clear()
+        sys.modules.update(self._modules)
+        self._now.restore()
+        for name, held in self._names.items():
+            names = vars(self._modules[name])
+            for each in [each for each, value in names.items() if each not in held and type(value) is type(sys)]:
+                del names[each]
+            for each, value in held.items():
+                if names.get(each, held) is not value:
+                    names[each] = value
+        _filter_warnings(self._filters)
+        _swap_loggers(self._loggers)
+        os.environ.clear()
+        os.environ.update(environment)
+        time.tzset()
+        for number, printed in self._printed.items():
+            write_all(number, printed)
+        if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
+            numpy.random.seed()  # what it was seeded with at its import, all siblings know
+
+
+class PythonNow:
+    """What modules may change of Python, and can be put back."""
+
+    def __init__(self) -> None:
+        import builtins
+        import signal
+
+        self._builtins = dict(vars(builtins))
+        self._path, self._finders, self._hooks = sys.path[:], sys.meta_path[:], sys.path_hooks[:]
+        self._of_sys = {name: getattr(sys, name) for name in (*_HOOKS, *_STREAMS)}
+        self._depth = sys.getrecursionlimit()
+        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+    def restore(self) -> None:
+        import builtins
+        import signal
+
+        vars(builtins).update(self._builtins)
+        sys.path[:], sys.meta_path[:], sys.path_hooks[:] = self._path, self._finders, self._hooks
+        vars(sys).update(self._of_sys)
+        sys.setrecursionlimit(self._depth)
+        for which, handler in self._signals.items():
+            if handler is not None and signal.getsignal(which) is not handler:
+                signal.signal(which, handler)
+
+
+def _is_own(name: str, module: object) -> bool:
+    """Whether it is one of Python's own modules, which this process and programs have in common."""
+    if name == "__main__" or type(module) is not type(sys):
+        return name == "__main__"
+    spec = vars(module).get("__spec__")
+    origin = getattr(spec, "origin", None)
+    standard = isinstance(origin, str) and origin.startswith((_STANDARD, "built-in", "frozen"))
+    return standard and name.partition(".")[0] in sys.stdlib_module_names
+
+
+def _filter_warnings(filters: "list[Any]") -> None:
+    import warnings
+
+    warnings.filters[:] = filters  # type: ignore[index]
+    getattr(warnings, "_filters_mutated", lambda: None)()  # it keeps which apply
+
+
+def _swap_loggers(loggers: "dict[str, Any]") -> "dict[str, Any]":
+    """Those that there have been, by name."""
+    if (logging := sys.modules.get("logging")) is None:
+        return {}
+    manager = logging.Logger.manager
+    before, manager.loggerDict = manager.loggerDict, loggers
+    old: dict[str, Any] = before
+    return old
+
+
+python: "Held | None" = None  # in a sandbox that was forked from where modules were imported
+
+
+def _status_of(run: "Callable[[], None]") -> int:
+    """Runs it, and what Python does at its end. Returns the exit code."""
+    import atexit
+    import threading
+
+    status = 0
+    try:
+        try:
+            run()
+        except SystemExit as end:
+            if isinstance(end.code, int):
+                status = end.code & 0xFF
+            elif end.code is not None:
+                print(end.code, file=sys.stderr)
+                status = 1
+        except BaseException as error:
+            status = 130 if isinstance(error, KeyboardInterrupt) else 1
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+                trace = trace.tb_next
+            sys.excepthook(type(error), error, trace)
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+        atexit._run_exitfuncs()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    return status
+
+
+def write_all(number: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(number, rest) :]
+
+
+def run_program(program: str) -> None:
+    """Does what Python does with a folder as its argument."""
+    import runpy
+
+    sys.argv[:] = [program]
+    sys.orig_argv[:] = [sys.executable, program]
+    sys.path.insert(0, program)
+    old, fresh = vars(sys.modules["__main__"]), type(sys)("__main__")
+    sys.modules["__main__"] = fresh
+    # What every `__main__` has; runpy adds the rest.
+    vars(fresh).update({"__builtins__": sys.modules["builtins"]})
+    if "__annotations__" in old:
+        vars(fresh).update({"__annotations__": {}})
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]

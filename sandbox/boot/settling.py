@@ -39,16 +39,16 @@ def _make_immortal() -> None:
     """All objects that can be reached. From here on none is freed, as those of modules never are."""
     if not _VERSIONS[0] <= sys.version_info[:2] <= _VERSIONS[1]:
         return
-    seen: set[int] = set()
+    seen: dict[int, object] = {}  # none is freed meanwhile: its memory would be another one's
     waiting = gc.get_objects()
     ours = {id(seen), id(waiting)}
     while waiting:
         thing = waiting.pop()
         if id(thing) in seen or id(thing) in ours:
             continue
-        seen.add(id(thing))
+        seen[id(thing)] = thing
         waiting.extend(gc.get_referents(thing))
-        if isinstance(thing, CodeType):
+        if type(thing) is CodeType:  # `isinstance` would ask the object, which may do anything
             waiting.extend(getattr(thing, name) for name in _PARTS)
             waiting.extend(thing.co_consts)
     for address in seen:

@@ -313,6 +313,16 @@ async def test_what_modules_leave_in_python_is_none_of_ours(run: str, temporary:
     assert attempt.record.answer == "forty-two", attempt
 
 
+async def test_objects_that_do_things_when_they_are_asked_are_shared(run: str, temporary: Path) -> None:
+    """As modules that are loaded when somebody looks at them do."""
+    text = "class Lazy:\n    @property\n    def __class__(self): raise SystemExit('asked')\nKEPT, N = Lazy(), [1]"
+    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", text)), preload=("heavy",))
+    async with bench(run, "fork") as here:
+        attempt = await here.run(ASK + "import heavy\nprint(heavy.N)", spec)
+        assert here.lines == []
+    assert attempt.record.answer == "[1]", attempt
+
+
 async def test_numbers_drawn_by_numpy_differ_though_it_was_seeded_at_its_import(run: str, temporary: Path) -> None:
     own = [folder("opt/packages/numpy"), module("numpy/__init__.py", "import numpy.random")]
     own.append(module("numpy/random.py", "SEEDED = []\ndef seed(): SEEDED.append(1)"))

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.launch.oci.machine import why_no_forks
+from tests.fakes import oci_images
 from tests.fakes.inference import ScriptedServer
 from tests.fakes.runs import flags, lines, place, run
 from tests.frameworks import clock
@@ -33,17 +35,23 @@ def home() -> Iterator[Path]:
         yield directory
 
 
-@pytest.mark.parametrize("preload", [False, True], ids=["alone", "preload"])
+@pytest.mark.parametrize("how", ["alone", "preload", "forked"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-async def test_a_framework_in_its_default_mode(home: Path, image: str, program: Program, preload: bool) -> None:
+async def test_a_framework_in_its_default_mode(home: Path, image: str, program: Program, how: str) -> None:
+    launcher: dict[str, object] = {"launcher": "docker"}
+    if how == "forked":
+        if (reason := oci_images.why_not() or why_no_forks("runc")) is not None:
+            pytest.skip(reason)
+        await asyncio.to_thread(oci_images.stored_image, image)
+        launcher = {"launcher": "oci", "start": "fork"}
     async with ScriptedServer("vllm", lambda call: program.turns[call.number or 0]) as server:
         given = flags(
             home,
             server.base_url,
-            launcher="docker",
+            **launcher,
             sandbox_image=image,
             agent=f"program:{program.path}",
-            program_preload=json.dumps(program.modules) if preload else None,
+            program_preload=None if how == "alone" else json.dumps(program.modules),
             group_size=1,
             trained_segments="all_segments",
         )
@@ -56,6 +64,7 @@ async def test_a_framework_in_its_default_mode(home: Path, image: str, program: 
     assert (line["outcome"], line["answer"]) == ("finished", ANSWER), printed
     assert line["score_parts"]["correctness"] == 1.0, printed
     assert "cannot be imported" not in printed, printed
+    assert "imports env.program_preload for itself" not in printed, printed
     groups = lines(home / "run" / "groups.jsonl")
     trained = [[token for token in mask if token != -100] for group in groups for mask in group["masks"]]
     if program.segments == 1:

@@ -119,8 +119,8 @@ def enter(request: Request) -> list[str]:
         os.set_inheritable(_NAMESPACE, True)
     os.closerange(_NAMESPACE + (agent >= 0), sealed)
     os.closerange(sealed + 1, 1 << 20)
-    os.environ.clear()
-    os.environ.update(entry.split("=", 1) for entry in process["env"])
+    os.environ.clear()  # a rooted parent has its programs' variables
+    os.environ.update([("HOME", "/"), *(entry.split("=", 1) for entry in process["env"])])
     _give_up(process["capabilities"]["bounding"])
     libc("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if FILTER in (notes := config.get("annotations") or {}):  # pid 1 and the launcher look whether there is one

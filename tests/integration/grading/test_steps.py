@@ -221,7 +221,7 @@ def shelled(call: Call) -> str:
 
 
 PROGRAM = """
-import os, subprocess, sys, urllib.request
+import os, socket, subprocess, sys, time, urllib.request
 task = sys.stdin.read()
 name = task.split()[2]
 ask = '{"model": "m", "messages": [{"role": "user", "content": "%s"}]}' % task.strip()
@@ -231,6 +231,8 @@ urllib.request.urlopen(request).read()
 if name == "first":
     server, null = [sys.executable, "-m", "http.server", "8078"], subprocess.DEVNULL
     subprocess.Popen(server, stdout=null, stderr=null)
+    while socket.socket().connect_ex(("127.0.0.1", 8078)):  # it stands still while this step is graded
+        time.sleep(0.05)
 else:
     urllib.request.urlopen("http://127.0.0.1:8078/").read()
 open("/app/" + name, "w").write("done")

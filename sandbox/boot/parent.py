@@ -1,10 +1,10 @@
 """What sandboxes are forked from: a box without a network, a task and a channel, with two processes.
 
     python parent.py            descriptor 3 is the keeper's line
-    python parent.py --rooted   which first brings the root of an image, with modules to import (`Root`)
+    python parent.py --rooted   the line first brings the root of an image, with modules to import (`rooted`)
 
-The *template* imports what pid 1 of a sandbox imports, a rooted one first the modules of the image that programs
-are to find imported (`preloaded`), and then waits for a byte. For each it forks, and the
+The *template* imports what pid 1 of a sandbox imports, and then waits for a byte. A rooted one first imports the
+modules of the image that programs are to find imported (`preloaded`). For each byte the template forks, and the
 child enters a sandbox of its own (`entering`) and becomes its pid 1. The template does nothing else, so all
 children have the same addresses: what it allocates between two forks would move theirs. The *server*, pid 1 of
 the box, does the rest: it gets the keeper's requests, hands each on to a child, and learns how it ends. Neither
@@ -25,7 +25,6 @@ import select
 import signal
 import socket
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from typing import Any, NoReturn
@@ -73,7 +72,7 @@ class Template:
         """Ends with its server. `held`: what programs find imported."""
         from sandbox.boot.packed import PackedImports
 
-        with nullcontext() if held is None else _apart():
+        with nullcontext() if held is None else _nothing_at_exit():
             with PackedImports():
                 import sandbox.boot.entering
                 import sandbox.pid1.command
@@ -316,13 +315,13 @@ def unforkable() -> str:
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
-    """What is imported within changes nothing of what programs find but modules (`Held`)."""
+def _nothing_at_exit() -> Iterator[None]:
+    """What our modules would do at the end of Python is not to be done at a program's: our processes end without
+    it. `Held` keeps the rest of Python apart."""
     register = atexit.register
     atexit.register = lambda function, *arguments, **named: function  # type: ignore[assignment]
     try:
-        with warnings.catch_warnings():
-            yield
+        yield
     finally:
         atexit.register = register
 

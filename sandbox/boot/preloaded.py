@@ -34,19 +34,19 @@ _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "user", "uts")
 def main() -> None:
     """Imports the modules, waits, becomes the program."""
     _find_ours()
-    from sandbox.held import run_program
+    from sandbox.held import run_program, write_all
 
     line = int(sys.argv[1])
     os.set_inheritable(line, False)
-    outputs = [_Output(1), _Output(2)]
+    outputs = {number: _Output(number) for number in (1, 2)}
     try:
         _import(sys.argv[2:], _print)
         os.write(line, b"\n")
         message = b"".join(iter(lambda: os.read(line, _CHUNK_BYTES), b""))
     finally:
         os.close(line)
-        for stream in outputs:
-            stream.release()
+        for number, output in outputs.items():
+            write_all(number, output.take())
     if message:  # else the worker is gone
         program, folder, *variables = message.split(b"\0")
         os.chdir(folder)
@@ -95,27 +95,14 @@ class _Output:
         os.dup2(buffer, number)
         os.close(buffer)
 
-    def release(self) -> None:
-        """Prints it, and what comes from now on directly."""
-        rest = memoryview(self._end())
-        while rest:
-            rest = rest[os.write(self._usual, rest) :]
-        self._restore()
-
     def take(self) -> bytes:
-        """It, which is not printed. What comes from now on is, directly."""
-        printed = self._end()
-        self._restore()
-        return printed
-
-    def _end(self) -> bytes:
+        """What was printed. What comes from now on is printed directly."""
         (sys.stdout if self._number == 1 else sys.stderr).flush()
         os.lseek(self._number, 0, os.SEEK_SET)
-        return b"".join(iter(lambda: os.read(self._number, _CHUNK_BYTES), b""))
-
-    def _restore(self) -> None:
+        printed = b"".join(iter(lambda: os.read(self._number, _CHUNK_BYTES), b""))
         os.dup2(self._usual, self._number)
         os.close(self._usual)
+        return printed
 
 
 class Unheld(Exception):

@@ -18,9 +18,12 @@ from tests.fakes.plans import a_sandbox
 
 
 class Started:
-    """What was started and removed, in order."""
+    """What was started and removed, in order. `removing`: set at the first removal; none ends while `going` is
+    clear."""
 
     def __init__(self) -> None:
+        self.removing, self.going = asyncio.Event(), asyncio.Event()
+        self.going.set()
         self.names: list[str] = []
         self.kinds: list[SandboxSpec | None] = []
         self.live: list[str] = []
@@ -35,6 +38,8 @@ class Started:
             raise LaunchError("no")
 
     async def remove(self, name: str) -> None:
+        self.removing.set()
+        await self.going.wait()
         self.live.remove(name)
 
 
@@ -161,20 +166,14 @@ async def test_a_lease_that_is_cancelled_while_others_end_counts_nothing_and_lea
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parents, "MOST_KINDS", 1)
-    removing, going = asyncio.Event(), asyncio.Event()
-
-    async def remove(name: str) -> None:
-        removing.set()
-        await going.wait()
-        await started.remove(name)
-
-    made = Parents(started.start, remove)
+    started.going.clear()
+    made = Parents(started.start, started.remove)
     await made.release(await made.lease(kind("a")))
     leasing = asyncio.create_task(made.lease(kind("b")))
-    await removing.wait()
+    await started.removing.wait()
     leasing.cancel()
     await asyncio.sleep(0)
-    going.set()
+    started.going.set()
     with pytest.raises(asyncio.CancelledError):
         await leasing
     assert [*made.all] == started.live, "the first has ended"
@@ -186,21 +185,15 @@ async def test_a_parent_that_is_renewed_is_not_ended_before_it_is_had(
 ) -> None:
     monkeypatch.setattr(parents, "MOST_KINDS", 1)
     monkeypatch.setattr(parents, "MOST_FORKS", 1)
-    removing, going = asyncio.Event(), asyncio.Event()
-
-    async def remove(name: str) -> None:
-        removing.set()
-        await going.wait()
-        await started.remove(name)
-
-    made = Parents(started.start, remove)
+    started.going.clear()
+    made = Parents(started.start, started.remove)
     await made.release(await made.lease(kind("a")))
     renewing = asyncio.create_task(made.lease(kind("a")))
-    await removing.wait()
+    await started.removing.wait()
     other = asyncio.create_task(made.lease(kind("b")))
     for _ in range(10):
         await asyncio.sleep(0)
-    going.set()
+    started.going.set()
     renewed = await renewing
     await other
     assert renewed in started.live

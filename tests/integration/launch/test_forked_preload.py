@@ -287,22 +287,16 @@ async def test_an_image_has_its_own_versions_of_what_sandboxes_import(run: str, 
     assert attempt.record.answer == "['theirs', 'theirs'] /theirs/grpc.py b forty-two", attempt
 
 
-async def test_a_module_that_changes_what_python_finds_modules_with_is_shared(run: str, temporary: Path) -> None:
-    """As importlib_metadata does."""
-    text = "from importlib.machinery import PathFinder\ndel PathFinder.find_distributions"
-    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", text)), preload=("heavy",))
-    async with bench(run, "fork") as here:
-        attempt = await here.run(ASK + "import heavy\nprint(SAID)", spec)
-        assert here.lines == []
-    assert attempt.record.answer == "forty-two", attempt
-
-
 @pytest.mark.parametrize(
     "does",
     [
         "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)",
         "import sys, types\nsys.modules['smolagents'] = sys.modules['google'] = types.ModuleType('google')",
         "import sys\nsys.modules['yaml'] = None\nsys.path.append(None)",
+        # As importlib_metadata does.
+        "from importlib.machinery import PathFinder\ndel PathFinder.find_distributions",
+        # As modules that are loaded when somebody looks at them: whoever asks has them do something.
+        "class Lazy:\n    @property\n    def __class__(self): raise SystemExit('asked')\nKEPT = Lazy()",
     ],
 )
 async def test_what_modules_leave_in_python_is_none_of_ours(run: str, temporary: Path, does: str) -> None:
@@ -311,16 +305,6 @@ async def test_what_modules_leave_in_python_is_none_of_ours(run: str, temporary:
         attempt = await here.run(ASK + "import heavy\nprint(SAID)", spec)
         assert here.lines == []
     assert attempt.record.answer == "forty-two", attempt
-
-
-async def test_objects_that_do_things_when_they_are_asked_are_shared(run: str, temporary: Path) -> None:
-    """As modules that are loaded when somebody looks at them do."""
-    text = "class Lazy:\n    @property\n    def __class__(self): raise SystemExit('asked')\nKEPT, N = Lazy(), [1]"
-    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", text)), preload=("heavy",))
-    async with bench(run, "fork") as here:
-        attempt = await here.run(ASK + "import heavy\nprint(heavy.N)", spec)
-        assert here.lines == []
-    assert attempt.record.answer == "[1]", attempt
 
 
 async def test_numbers_drawn_by_numpy_differ_though_it_was_seeded_at_its_import(run: str, temporary: Path) -> None:

@@ -43,3 +43,14 @@ async def test_every_line_says_how_it_stands_and_the_exit_code_whether_a_run_can
     assert "fail  docker" in ill.stdout
     assert "systemctl start docker" in ill.stdout
     assert "sandbox " not in ill.stdout
+
+
+async def test_forked_sandboxes_are_tried_with_their_parent_and_named_where_they_would_work() -> None:
+    with place() as home:
+        oci = ("--env.launcher=oci",)
+        forked = await run_cleanly(*oci, "--env.start=fork", directory=home, command="doctor")
+        usual = await run_cleanly(*oci, directory=home, command="doctor")
+    assert "forked from a parent, confined as it must be, and removed; ready in " in forked.stdout
+    assert " s, the next in " in forked.stdout
+    assert "sandboxes can be forked here" in usual.stdout
+    assert "forks" not in forked.stdout

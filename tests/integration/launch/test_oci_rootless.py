@@ -100,11 +100,13 @@ def test_limits_that_cannot_be_set_are_told_by_name_and_can_be_waived(archive: P
         carried_out(user, sys.executable, "-c", PUT, str(archive), DEFAULT_IMAGE)
         doctor = (sys.executable, "-m", "orchestrator", "doctor", "--env.launcher", "oci")
         doctor = (*doctor, "--env.run_dir", str(user.home / "runs"))
-        refused = subprocess.run(user.command(*doctor), cwd=ROOT, capture_output=True, text=True, timeout=800)
+        asked = user.command(*doctor, "--env.start", "fork")
+        refused = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=800)
         assert refused.returncode == 3
         for measure in ("memory", "swap", "cpus", "pids"):
             line = rf"fail  limits +{measure}: cannot be limited here: .*: let it be delegated"
             assert re.search(line, refused.stdout), refused.stdout
+        assert "fail  forks       env.start fork takes root" in refused.stdout
         told = carried_out(user, *doctor, "--env.waive_hardening", LIMITS)
         assert "warn  limits      not limited, as you waived it: memory, swap, cpus, pids" in told
         assert "ok    sandbox     started, confined as it must be, and removed" in told

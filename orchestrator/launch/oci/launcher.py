@@ -46,7 +46,7 @@ from orchestrator.launch.oci.machine import (
 )
 from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
 from orchestrator.launch.oci.namespaces import Namespaces
-from orchestrator.launch.oci.parent_ids import ID_MAP, NOBODY
+from orchestrator.launch.oci.parent_ids import SHARED_BASE, parent_ids
 from orchestrator.launch.oci.parents import Parents, parent_bundle, template_config
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime, Watched
@@ -231,17 +231,24 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         """Raises LaunchError."""
         if kind in self._unheld:  # found out by one that others waited for
             raise LaunchError("its modules cannot be shared")
-        folder, group = self._folder(name), path_beside_ours(name)
-        shared: dict[str, Any] = {"ids": ID_MAP, "nobody": NOBODY, "sharers": self._sharers}
+        folder, group, ids = self._folder(name), path_beside_ours(name), parent_ids(self._users)
+        base = SHARED_BASE if self._users is None else folder.parent.parent / "shared"
+        shared: dict[str, Any] = {"base": str(base), "maps": ids.maps, "owner": ids.owner, "shifts": ids.shifts}
+        shared["sharers"] = self._sharers
         try:
-            _write_config(folder, parent_bundle(self._runtime_folder, group, rooted=kind is not None))
+            if self._users is not None:
+                base.mkdir(exist_ok=True)  # the keeper is another user
+            rooted = kind is not None
+            _write_config(folder, parent_bundle(self._runtime_folder, group, ids, base, rooted=rooted))
             if kind is not None:
                 image, user = await self._image_and_user(kind)
                 hardening = harden(kind, _ANY, folder)
+                importing = (_ANY.worker, _ANY.worker)
                 if user is not None:
                     hardening = replace(hardening, arguments=(*hardening.arguments, *agent_arguments(*user)))
+                    importing = (ids.first_agent + user[0], ids.first_agent + user[1])
                 config = bundle(image.root, self._contents[image.digest], hardening, group)
-                (folder / ROOT).write_text(json.dumps(template_config(config)))
+                (folder / ROOT).write_text(json.dumps(template_config(config, importing)))
                 shared["image"] = str(image.root)
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error

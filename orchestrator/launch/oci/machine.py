@@ -59,8 +59,6 @@ def why_no_forks(runtime: str) -> str | None:
     """Why sandboxes cannot be forked here (`env.start fork`); None: they can. More shows when a parent starts."""
     if is_gvisor(runtime):
         return "env.start fork takes runc or crun: gVisor's sandboxes cannot be forked"
-    if os.geteuid() != 0:
-        return "env.start fork takes root: an ordinary user's sandboxes are run (--env.start run)"
     try:
         load_libseccomp()
     except EnvironmentUnusable as error:

@@ -20,10 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
-# The root of all parents, which have the rest mounted. Here it is an empty folder; keepers have mounts of their
-# own in it. Every user may pass through it: root of a parent's user namespace is none that this machine knows.
-_OURS = "/run/rollout-orchestrator"
-PARENT_ROOT, _DEVICES_FOLDER = f"{_OURS}/parent", f"{_OURS}/dev"
+# Both in a folder of the keeper's, where it has mounts of its own. The first is the root of all parents.
+PARENT_ROOT, _DEVICES_FOLDER = "parent", "dev"
 NEW_ROOT = "/run/channel"  # where the root of a child is put together: a parent has no channel there
 _PARENT_PLACES = ("/proc", "/dev", "/sys", "/opt/sandbox", NEW_ROOT)
 MERGED, WRITTEN, UPPER = "merged", "written", "upper"
@@ -31,10 +29,11 @@ _RESERVE, _RESERVED = "reserve", 64  # folders, each with a block of its own
 OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_REC, _MS_SLAVE = 1, 2, 4, 8, 32, 0x4000, 0x80000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 0x1000
+_MS_REC, _MS_SLAVE = 0x4000, 0x80000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442  # the same for all architectures
-_OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 4
+_OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 0x8000, 4
 _RESOLVE_IN_ROOT, _MOST_LINKS = 0x10, 8
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LO_FLAGS_AUTOCLEAR, _LOOP_ATTEMPTS = 0x4C82, 0x4C0A, 4, 64
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
@@ -264,8 +263,8 @@ def sealed(folder: str) -> int:
     return detached(folder, _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV | _MOUNT_ATTR_NOEXEC)
 
 
-def image_root(folder: str, namespace: int) -> int:
-    """A detached mount of an image, read-only, with the ids of the namespace. Raises OSError."""
+def image_root(folder: str, namespace: int | None) -> int:
+    """A detached mount of an image, read-only, with the ids of the namespace, if any. Raises OSError."""
     return detached(folder, _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, namespace)
 
 
@@ -274,10 +273,12 @@ def written_root(folder: str) -> int:
     return detached(os.path.join(folder, MERGED), _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
 
 
-def detached(folder: str, attributes: int, namespace: int | None = None) -> int:
+def detached(folder: str, attributes: int, namespace: int | None = None, *, whole: int = 0) -> int:
     """The descriptor of a mount of `folder` that is nowhere yet, with these attributes (`mount_setattr`), and with
-    the ids of the namespace, if there is one. Raises OSError."""
-    tree: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(folder), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    the ids of the namespace, if there is one. `whole`: AT_RECURSIVE, if it is to have the mounts in it, too.
+    Raises OSError."""
+    how = _OPEN_TREE_CLONE | os.O_CLOEXEC | whole
+    tree: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(folder), how)
     _demand(tree, f"a copy of the mount of {folder}")
     if not attributes:
         return tree
@@ -285,7 +286,7 @@ def detached(folder: str, attributes: int, namespace: int | None = None) -> int:
         attributes |= _MOUNT_ATTR_IDMAP
     told = struct.pack("=QQQQ", attributes, 0, 0, namespace or 0)
     try:
-        changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, told, len(told))
+        changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH | whole, told, len(told))
         _demand(changed, f"other ids for {folder} (it takes Linux 5.19 and a file system like ext4 or xfs)")
     except OSError:
         os.close(tree)
@@ -293,14 +294,14 @@ def detached(folder: str, attributes: int, namespace: int | None = None) -> int:
     return tree
 
 
-def make_parent_root() -> None:
-    """PARENT_ROOT: folders to mount something at, and nothing else. Idempotent. Raises OSError."""
-    os.makedirs(_OURS, mode=0o711, exist_ok=True)
-    if not os.path.ismount(_OURS):
-        _mount("tmpfs", _OURS, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=64k,mode=0711")
-        os.mkdir(_DEVICES_FOLDER)
+def make_parent_root(base: str) -> None:
+    """BASE/PARENT_ROOT: folders to mount something at, and nothing else. Idempotent. Raises OSError."""
+    os.makedirs(base, mode=0o711, exist_ok=True)
+    if not os.path.ismount(base):
+        _mount("tmpfs", base, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=64k,mode=0711")
+        os.mkdir(os.path.join(base, _DEVICES_FOLDER))
         for place in _PARENT_PLACES:
-            os.makedirs(PARENT_ROOT + place)
+            os.makedirs(os.path.join(base, PARENT_ROOT) + place)
 
 
 def make_places(root: str, places: Sequence[str]) -> None:
@@ -342,21 +343,27 @@ def _open_in(root: int, path: str) -> int:
     return found
 
 
-def devices(places: Sequence[str]) -> int:
+def devices(base: str, places: Sequence[str]) -> int:
     """A detached mount for /dev with devices that no other sandbox has: their locks and watchers are their own.
-    `places`: folders in it. Raises OSError."""
-    folder = _DEVICES_FOLDER
+    An ordinary user, who can make none, shows the machine's, as OCI runtimes do. `places`: folders in it. Raises
+    OSError."""
+    folder = os.path.join(base, _DEVICES_FOLDER)
     _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NOEXEC, "mode=755,size=65536")
     try:
         for name, (major, minor) in _DEVICES.items():
-            os.mknod(path := os.path.join(folder, name), stat.S_IFCHR, os.makedev(major, minor))
-            os.chmod(path, 0o666)  # noqa: S103 - as everywhere
+            path = os.path.join(folder, name)
+            try:
+                os.mknod(path, stat.S_IFCHR, os.makedev(major, minor))
+                os.chmod(path, 0o666)  # noqa: S103 - as everywhere
+            except PermissionError:
+                os.mknod(path)
+                _mount(f"/dev/{name}", path, None, _MS_BIND)
         for name, target in _LINKS.items():
             if name != "core" or os.path.exists(target):  # as runc does
                 os.symlink(target, os.path.join(folder, name))
         for place in places:
             os.mkdir(os.path.join(folder, place))
-        return detached(folder, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NOEXEC)
+        return detached(folder, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NOEXEC, whole=_AT_RECURSIVE)
     finally:
         _libc.umount2(os.fsencode(folder), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 

@@ -20,7 +20,7 @@ from orchestrator.launch.hardening import MIB, SUPERVISOR_PIDS, Hardening
 from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_MOUNT
 from orchestrator.launch.oci.bundle import bundle
 from orchestrator.launch.oci.mounts import PARENT_ROOT
-from orchestrator.launch.oci.parent_ids import ID_RANGES
+from orchestrator.launch.oci.parent_ids import ParentIds
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import SandboxSpec
 
@@ -118,26 +118,31 @@ class Parents:
         await self._remove(parent.name)
 
 
-def template_config(config: dict[str, Any]) -> dict[str, Any]:
-    """What a template takes of the configuration of a sandbox, to import modules as that would."""
+def template_config(config: dict[str, Any], user: tuple[int, int]) -> dict[str, Any]:
+    """What a template takes of the configuration of a sandbox, to import modules as that would. `user`: as whom,
+    (uid, gid)."""
     without = ("/sys/fs/cgroup", CHANNEL_FOLDER, CHANNEL_MOUNT)
     mounts = [told for told in config["mounts"] if told["destination"] not in without]
-    return {**config, "mounts": mounts}
+    process = {**config["process"], "user": dict(zip(("uid", "gid"), user, strict=True))}
+    return {**config, "mounts": mounts, "process": process}
 
 
-def parent_bundle(runtime: str, control_group: str, *, rooted: bool = False) -> dict[str, Any]:
+def parent_bundle(
+    runtime: str, control_group: str, ids: ParentIds, base: Path, *, rooted: bool = False
+) -> dict[str, Any]:
     """The configuration of a parent's container: a sandbox's without all that is of a task, and with what it takes
-    to make others. `runtime`: as in `Contents`. `rooted`: it will have an image as its root."""
+    to make others. `runtime`: as in `Contents`. `base`: as in `Forking.make_parent`. `rooted`: it will have an
+    image as its root."""
     nowhere, contents = Path("/"), Contents(runtime, {})
     limits = Hardening((), nowhere, (), _MEMORY_BYTES, 0, 4 * SUPERVISOR_PIDS, {}, False, None, 0)
-    config = bundle(Path(PARENT_ROOT), contents, limits, control_group)
+    config = bundle(base / PARENT_ROOT, contents, limits, control_group)
     process, linux = config["process"], config["linux"]
     process["args"] = [PYTHON, "-P", f"{APP}/sandbox/boot/parent.py", *(["--rooted"] if rooted else [])]
     capabilities = [f"CAP_{name}" for name in _CAPABILITIES]
     process["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), capabilities)
     config["mounts"] = [told for told in config["mounts"] if told["destination"] != CHANNEL_MOUNT]
     linux["namespaces"].append({"type": "user"})
-    linux["uidMappings"] = linux["gidMappings"] = ID_RANGES
+    linux["uidMappings"], linux["gidMappings"] = ids.users, ids.groups
     del linux["resources"]["cpu"]
     # A process that mounts a /proc of its own must see the whole of one.
     linux["maskedPaths"] = linux["readonlyPaths"] = []

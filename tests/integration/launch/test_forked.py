@@ -24,6 +24,7 @@ from orchestrator.launch.oci import launcher as oci_launcher
 from orchestrator.launch.oci import parents
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.machine import why_no_forks
+from orchestrator.launch.oci.parent_ids import parent_ids
 from orchestrator.launch.oci.sandbox import OciSandbox
 from tests.fakes import oci_images
 from tests.fakes.plans import a_sandbox
@@ -115,7 +116,7 @@ async def test_root_inside_is_nobody_outside(many: Any) -> None:
     _, park, _ = many
     (sandbox,) = await park(1)
     for pid in (sandbox.pid, parent_of(sandbox.pid)):
-        assert Path(f"/proc/{pid}").stat().st_uid == parents.ID_RANGES[0]["hostID"] > 1 << 30
+        assert Path(f"/proc/{pid}").stat().st_uid == parent_ids(None).users[0]["hostID"] > 1 << 30
     status = Path(f"/proc/{parent_of(sandbox.pid)}/status").read_text()
     assert int(re.findall(r"CapBnd:\s*(\w+)", status)[0], 16) == sum(1 << n for n in (6, 7, 8, 12, 21))
 

@@ -11,6 +11,7 @@ import re
 import secrets
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.boxes import sandbox_spec
@@ -42,6 +43,7 @@ async def measure(scale: Scale) -> Findings:
     await asyncio.to_thread(stored_image)
     found = Findings()
     await _starts(found, scale)
+    await _starts_at_once(found, scale)
     await _jobs(found, scale)
     await _actions(found, scale)
     await _memory(found, scale)
@@ -84,6 +86,19 @@ async def _starts(found: Findings, scale: Scale) -> None:
     for kind in removed:
         found.add(f"removal, {kind}, p50", p50(removed[kind]) * 1e3, "ms")
     found.samples |= {f"parked, {kind}, s": values for kind, values in parked.items()}
+
+
+async def _starts_at_once(found: Findings, scale: Scale) -> None:
+    """From the first call to the last sandbox that is parked, after one that opens what all share."""
+    many = scale.pick(4, 100, 100)
+    took: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for turn in range(scale.pick(1, 3, 5)):
+        for kind in KINDS if turn % 2 else reversed(KINDS):
+            took[kind].append((await _parked(kind, many)).took_s)
+    for kind, values in took.items():
+        most = {"at_most": 2.0} if kind == FORK and scale is not Scale.TINY else {}
+        found.add(f"{many} started at once, {kind}", p50(values), "s", **most)
+    _ratio(found, scale, f"{many} started at once", took, {(OCI, DOCKER): None, (FORK, OCI): None})
 
 
 async def _jobs(found: Findings, scale: Scale) -> None:
@@ -181,7 +196,7 @@ async def _memory(found: Findings, scale: Scale) -> None:
     each: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for pair in range(scale.pick(1, 3, 6)):
         for kind in KINDS if pair % 2 else reversed(KINDS):
-            each[kind].append(await _parked_bytes(kind, many) / many)
+            each[kind].append((await _parked(kind, many)).used_bytes / many)
     for kind, values in each.items():
         spread = f"{min(values) / MB:.1f} to {max(values) / MB:.1f}"
         note = f"{many} parked, all included; {spread} in {len(values)} turns"
@@ -189,18 +204,29 @@ async def _memory(found: Findings, scale: Scale) -> None:
     _ratio(found, scale, "memory per parked sandbox", each, {(OCI, DOCKER): None, (FORK, OCI): None})
     if scale is Scale.FULL:
         for kind, count in ((OCI, 500), (FORK, 2000)):
-            used = await _parked_bytes(kind, count)
-            found.add(f"{count} live sandboxes, {kind}: memory of all", used / MB, "MB")
+            parked = await _parked(kind, count)
+            found.add(f"{count} live sandboxes, {kind}: memory of all", parked.used_bytes / MB, "MB")
+            found.add(f"{count} live sandboxes, {kind}: until all were parked", parked.took_s, "s")
 
 
-async def _parked_bytes(kind: str, many: int) -> int:
-    """How much less memory the machine has while so many are parked."""
+@dataclass(frozen=True)
+class _Parked:
+    """`used_bytes`: how much less memory the machine has."""
+
+    took_s: float
+    used_bytes: int
+
+
+async def _parked(kind: str, many: int) -> _Parked:
+    """Starts so many, none of which may fail, after one, and removes them."""
     run_id, spec = secrets.token_hex(8), sandbox_spec()
-    launcher, room = _launcher(kind, run_id, many), asyncio.Semaphore(2 * cores())
+    launcher, room = _launcher(kind, run_id, many + 1), asyncio.Semaphore(2 * cores())
     async with AsyncExitStack() as stack:
         channels = stack.enter_context(Channels(run_id))
         stack.push_async_callback(launcher.aclose)
         await asyncio.sleep(SETTLING_S)
+        async with parked_sandbox(spec, launcher, channels.directory):
+            pass
         before = _available_bytes()
         sandboxes = await stack.enter_async_context(AsyncExitStack())
 
@@ -208,9 +234,11 @@ async def _parked_bytes(kind: str, many: int) -> int:
             async with room:
                 await sandboxes.enter_async_context(parked_sandbox(spec, launcher, channels.directory))
 
+        begun = time.perf_counter()
         await asyncio.gather(*(park() for _ in range(many)))
+        took_s = time.perf_counter() - begun
         await asyncio.sleep(SETTLING_S)
-        return before - _available_bytes()
+        return _Parked(took_s, before - _available_bytes())
 
 
 def _available_bytes() -> int:

@@ -92,8 +92,8 @@ echo "== crun"
 mkdir -p /tmp/crun && ln -s /usr/bin/crun /tmp/crun/runc
 PATH=/tmp/crun:\$PATH tests -k "oci and not oci-crun and not writable" ${suites[*]} || failed=1
 echo "== an ordinary user with control groups of its own"
-tests -m long tests/integration/launch/test_oci_rootless.py || failed=1
-PATH=/tmp/crun:\$PATH tests -m long tests/integration/launch/test_oci_rootless.py || failed=1
+tests -m full tests/integration/launch/test_oci_rootless.py || failed=1
+PATH=/tmp/crun:\$PATH tests -m full tests/integration/launch/test_oci_rootless.py || failed=1
 session || failed=1
 exit \$failed
 JOB

@@ -145,9 +145,9 @@ class Forking:
             with mounts.user_namespace(mounts.AgentNamespace(owner, maps, 1)) as namespace:
                 self._shifted = os.dup(namespace)
         each = [(f"max_{kind}", max(1, _most(kind) // sharers)) for kind in _SHARED]
-        with mounts.user_namespace(mounts.AgentNamespace(owner, maps, None, each)) as namespace:
-            container.users = os.dup(namespace)
-        _enter_users(bundle, f"/proc/{os.getpid()}/fd/{container.users}")
+        users = mounts.held_namespace(mounts.AgentNamespace(owner, maps, None, each))
+        # runc 1.1.15 takes no other path together with the ids, which runc 1.1.5 wants.
+        _enter_users(bundle, container.users.enter_context(users))
         container.forks = line = ParentLine()
         self._keeper.selector.register(line, selectors.EVENT_READ, lambda: self._hear(container, name))
         if image is not None:
@@ -276,9 +276,6 @@ class Forking:
         """It is removed."""
         if container.forks is not None:
             self._hang_up(container)
-        if container.users >= 0:
-            os.close(container.users)
-            container.users = -1
         if container.fork is not None:
             self._close(container.fork)
 

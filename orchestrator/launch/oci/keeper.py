@@ -339,8 +339,9 @@ class Keeper:
             self._forget(each)
             if each.readable >= 0:
                 os.close(each.readable)
-        if container.forks is not None or container.fork is not None or container.users >= 0:
+        if container.forks is not None or container.fork is not None:
             self.forking.forget(container)
+        container.users.close()
         for call in container.removals:
             self.tell(call=call, **answer)
 

@@ -49,7 +49,7 @@ class Container:
         self.deleting = False
         self.removals: list[int] = []  # the calls that ask for its removal
         self.call = 0  # the call that starts it
-        self.users = -1  # of a parent: its user namespace
+        self.users = contextlib.ExitStack()  # of a parent: what holds its user namespace
         self.forks: Any = None  # of a parent: its `forking.ParentLine`
         self.fork: Any = None  # of one that is forked: its `forking.Fork`
 

@@ -17,7 +17,8 @@ import resource
 import stat
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
 # Both in a folder of the keeper's, where it has mounts of its own. The first is the root of all parents.
@@ -35,6 +36,7 @@ _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442  # the same for all architectures
 _OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 0x8000, 4
 _RESOLVE_IN_ROOT, _MOST_LINKS = 0x10, 8
+_FILES = 1 << 20  # more than a process has
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LO_FLAGS_AUTOCLEAR, _LOOP_ATTEMPTS = 0x4C82, 0x4C0A, 4, 64
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 _MOUNT_ATTR_IDMAP = 0x100000
@@ -87,36 +89,48 @@ def leave_mounts() -> None:
 @contextmanager
 def user_namespace(agent: AgentNamespace) -> Iterator[int]:
     """A descriptor of a new user namespace, closed at the end. Raises OSError."""
-    ready, tell_ready = os.pipe()
-    over, tell_over = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _hold_namespace(agent, tell_ready, over, tell_over)
-    try:
-        os.close(tell_ready)
-        os.close(over)
-        try:
-            if not os.read(ready, 1):
-                raise OSError(0, "the kernel makes no user namespace (see /proc/sys/user/max_user_namespaces)")
-            for name, text in zip(("uid_map", "gid_map"), agent.maps, strict=True):
-                with open(f"/proc/{pid}/{name}", "w") as ids:
-                    ids.write(text)
-            namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(ready)
-            os.close(tell_over)
+    with ExitStack() as stack:
+        with held_namespace(agent, stack) as path:
+            namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield namespace
         finally:
             os.close(namespace)
-    finally:
-        os.waitpid(pid, 0)  # last: while it ends, which takes milliseconds on a busy machine, the root is made
 
 
-def _hold_namespace(agent: AgentNamespace, tell_ready: int, over: int, tell_over: int) -> NoReturn:
-    """Owns the namespace, and with it the limit of its processes; ends when the parent has a descriptor of it."""
+@contextmanager
+def held_namespace(agent: AgentNamespace, over: ExitStack | None = None) -> Iterator[str]:
+    """The path of a new user namespace, which a process holds until the end. `over`: waits for the end of that
+    process, which takes milliseconds on a busy machine. Raises OSError."""
+    ready, tell_ready = os.pipe()
+    ending, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _hold_namespace(agent, tell_ready, ending)
+    with ExitStack() as stack:
+        (over or stack).callback(_wait_for, pid)
+        stack.callback(os.close, end)
+        os.close(tell_ready)
+        os.close(ending)
+        with open(ready, "rb", 0) as told:
+            if not told.read(1):
+                raise OSError(0, "the kernel makes no user namespace (see /proc/sys/user/max_user_namespaces)")
+        for name, text in zip(("uid_map", "gid_map"), agent.maps, strict=True):
+            with open(f"/proc/{pid}/{name}", "w") as ids:
+                ids.write(text)
+        yield f"/proc/{pid}/ns/user"
+
+
+def _wait_for(pid: int) -> None:
+    with suppress(ChildProcessError):  # the keeper waits for all that end
+        os.waitpid(pid, 0)
+
+
+def _hold_namespace(agent: AgentNamespace, tell_ready: int, ending: int) -> NoReturn:
+    """Owns the namespace, and with it the limit of its processes; ends when nobody can write to `ending`."""
     try:
-        os.close(tell_over)
+        for first, last in pairwise((-1, *sorted((tell_ready, ending)), _FILES)):
+            os.closerange(first + 1, last)
         if agent.processes is not None:
             resource.setrlimit(resource.RLIMIT_NPROC, (agent.processes, agent.processes))
         for limit in _COUNTED if agent.processes is None else ():
@@ -130,7 +144,7 @@ def _hold_namespace(agent: AgentNamespace, tell_ready: int, over: int, tell_over
                     file.write(str(most))
             os.write(tell_ready, b"x")
             os.close(tell_ready)
-            os.read(over, 1)
+            os.read(ending, 1)
     finally:
         os._exit(0)
 

@@ -34,6 +34,9 @@ EXIT_BROKEN = 70
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _TRIAL_S = 10
+# Libraries that draw random numbers find out by their process' number that they were forked: so few processes of a
+# sandbox have the template's.
+_TEMPLATE_PID = "20000"
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
 _APP = "/opt/sandbox/app"
 _OURS = f"{_APP}/sandbox/"
@@ -82,9 +85,8 @@ class Template:
                 from sandbox.boot.settling import settle
             become = imported()
         found.python = held
-        if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
-            self._give_up(why)
-        if held is not None and (why := unforkable()):
+        why = "" if held is None else unforkable()
+        if why := why or unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
             self._give_up(why)
         settle()
         _tell(self._line, {"ready": len(sys.modules)})
@@ -342,6 +344,8 @@ def main() -> int:
         root = json.loads(message)["root"], descriptors
     handing, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     going, go = os.pipe()
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write(_TEMPLATE_PID)
     if (template := os.fork()) == 0:
         handing.close()
         os.close(go)

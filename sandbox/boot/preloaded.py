@@ -154,10 +154,16 @@ def hold(names: "Sequence[str]") -> "Held":
 
     before, process = PythonNow(), _process()
     outputs = {number: _Output(number) for number in (1, 2)}
+    add, hooks = sys.addaudithook, list[object]()
+    sys.addaudithook = lambda hook: hooks.append(add(hook))
     try:
         _import(names, failed)
     finally:
+        sys.addaudithook = add
         printed = {number: output.take() for number, output in outputs.items()}
+    monitoring = getattr(sys, "monitoring", None)
+    if hooks or (monitoring and any(map(monitoring.get_tool, range(6)))):  # ours would be watched, too
+        raise Unheld("what it imports watches what Python does")
     after = _process()
     if changed := [name for name in process if after.get(name) != process[name]]:
         raise Unheld(f"what it imports changes its process: {', '.join(changed)}")

@@ -69,7 +69,7 @@ class Template:
         try:
             exec_in_root([sys.executable, __file__, _TEMPLATE, *map(str, own[1:])], places, descriptors)
         except OSError as error:
-            self._give_up(f"no root of its image: {error.strerror or error}")
+            sys.exit(f"no root of its image: {error.strerror or error}")  # another try may have one
 
     def run(self, held: "Held | None" = None) -> NoReturn:
         """Ends with its server. `held`: what programs find imported."""

@@ -298,7 +298,7 @@ class Forking:
                 parent.forks.is_ready = True
                 self.answer_if_there(parent)
             case {"unfit": why}:
-                self._answer(parent, error=f"nothing can be forked: {why}")
+                self._answer(parent, error=f"nothing can be forked: {why}", unfit=True)
             case {"refused": refused, "why": why}:
                 self._fail(self._keeper.containers[refused], refused, why)
             case {"ended": ended, "status": status}:

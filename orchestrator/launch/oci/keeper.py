@@ -7,7 +7,8 @@ ends in any way, the socket closes and all containers are removed.
 
 It talks JSON, a line each, over the socket at descriptor 0:
 
-    → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
+    → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT},
+                                                         with "unfit" if no parent of its kind can be forked from
       with "root" and "agent", if it is to write to its root: as in `mounts`; and with "state", if layers of
       it, from the place "at" on, are what the containers "of", which have ended, wrote to theirs: as in `state`
       or, where they are "copied", stand still; with "parent", if it is one to fork sandboxes from; or with "from",

@@ -25,6 +25,7 @@ _SETTINGS = (
 )
 _STANDARD = f"{os.path.dirname(os.__file__)}/"
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where that of ours lies
+_CLOSING_S = 1.0  # that Python waits at its end for a file that another thread writes to
 _LIVING = {"sys", "builtins", "__main__", "threading"}  # whose state is this process', or put back by name
 
 
@@ -166,6 +167,7 @@ python: "Held | None" = None  # in a sandbox that was forked from where modules 
 def _status_of(run: "Callable[[], None]") -> int:
     """Runs it, and what Python does at its end. Returns the exit code."""
     import atexit
+    import contextlib
     import threading
 
     status = 0
@@ -190,7 +192,10 @@ def _status_of(run: "Callable[[], None]") -> int:
         for stream in (sys.stdout, sys.stderr):
             if not getattr(stream, "closed", stream is None):
                 stream.flush()
-        _close_files()
+        closing = threading.Thread(target=_close_files, daemon=True)
+        with contextlib.suppress(RuntimeError):  # no room for a thread
+            closing.start()
+            closing.join(_CLOSING_S)
     return status
 
 

@@ -200,6 +200,15 @@ async def test_a_program_finds_what_it_would_find_without(run: str, temporary: P
         ("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)", None, "exit code -15"),
         ("import os\nopen(os.environ['ANSWER_FILE'], 'w').write('filed')\nprint('no')", "filed", ""),
         ("import os\nleft = open(os.environ['ANSWER_FILE'], 'w')\nleft.write('not closed')", "not closed", ""),
+        (
+            "import subprocess, sys, threading, time\n"
+            "sleep = [sys.executable, '-c', 'import time; time.sleep(999)']\n"
+            "child = subprocess.Popen(sleep, stdin=-1, stdout=-3, stderr=-3)\n"
+            "threading.Thread(target=child.stdin.write, args=[b'x' * 200000], daemon=True).start()\n"
+            "time.sleep(0.5)\nprint('written')",
+            "written",
+            "",
+        ),
         ("import sys\nprint(9)\nsys.stdout.close()\nsys.stderr = None", "9", ""),
         (
             "import io, os\nclass Packed(io.BufferedIOBase):\n    file = open(os.environ['ANSWER_FILE'], 'w')\n"

@@ -47,7 +47,7 @@ from orchestrator.launch.oci.machine import (
 from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
 from orchestrator.launch.oci.namespaces import Namespaces
 from orchestrator.launch.oci.parent_ids import SHARED_BASE, parent_ids
-from orchestrator.launch.oci.parents import Parents, parent_bundle, template_config
+from orchestrator.launch.oci.parents import Parents, kind_of, parent_bundle, template_config
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime, Watched
 from orchestrator.launch.oci.sandbox import OciSandbox
@@ -219,9 +219,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         """The name of a parent: with the modules of the sandbox, if one has them. Raises LaunchError."""
         if spec.preload and not spec.layers:
             try:
-                return await self._parents.lease(spec)
+                return await self._parents.lease(kind_of(spec))
             except LaunchError as error:
-                if (cause := (spec, str(error))) not in self._told:
+                if (cause := (kind_of(spec), str(error))) not in self._told:
                     self._told.add(cause)
                     line = "each sandbox of %s imports env.program_preload for itself: %s"
                     log.warning(line, spec.image, error)

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,12 @@ class Parents:
     async def _end(self, parent: _Parent) -> None:
         del self.all[parent.name]
         await self._remove(parent.name)
+
+
+def kind_of(spec: SandboxSpec) -> SandboxSpec:
+    """What modules can see of it: sandboxes that differ in memory and storage alone have one parent."""
+    storage = 1 if spec.is_writable else 0
+    return replace(spec, memory_bytes=_MEMORY_BYTES, storage_bytes=storage, storage_inodes=storage)
 
 
 def template_config(config: dict[str, Any], user: tuple[int, int]) -> dict[str, Any]:

@@ -244,7 +244,8 @@ async def test_modules_are_imported_once_for_all_and_no_program_sees_what_anothe
 ) -> None:
     program = ASK + "import heavy, random\nheavy.STATE.append(1)\n"
     program += "heavy.LAST += [heavy.BORN, len(heavy.STATE), random.random()]"
-    told = [str((await warm.run(program, spec)).record.answer).split() for _ in range(3)]
+    specs = [replace(spec, memory_bytes=spec.memory_bytes + (number << 20)) for number in range(3)]
+    told = [str((await warm.run(program, each)).record.answer).split() for each in specs]
     assert len({born for born, _, _ in told}) == 1
     assert {length for _, length, _ in told} == {"1"}
     assert len({drawn for _, _, drawn in told}) == 3

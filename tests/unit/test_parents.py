@@ -133,6 +133,20 @@ async def test_a_kind_whose_parent_failed_is_tried_again_after_minutes_and_ever_
     assert await made.lease(kind("a")) == started.names[-1]
 
 
+async def test_nobody_waits_for_another_one_s_second_try(started: Started) -> None:
+    now_s = 0.0
+    made = Parents(started.start, started.remove, clock=lambda: now_s)
+    started.fails = True
+    with pytest.raises(LaunchError):
+        await made.lease(kind("a"))
+    now_s, started.fails = 301, False
+    tries = asyncio.create_task(made.lease(kind("a")))
+    await asyncio.sleep(0)
+    with pytest.raises(LaunchError, match="no"):
+        await made.lease(kind("a"))
+    assert await tries == await made.lease(kind("a"))
+
+
 async def test_a_kind_that_no_parent_can_have_is_not_tried_again(started: Started) -> None:
     now_s = 0.0
     made = Parents(started.start, started.remove, clock=lambda: now_s)

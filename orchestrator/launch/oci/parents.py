@@ -77,12 +77,14 @@ class Parents:
         self._newest: dict[SandboxSpec | None, _Parent] = {}  # the last used last
         self.all: dict[str, _Parent] = {}  # by name
         self.forks = 0  # so far, of all
-        self._failures: dict[SandboxSpec, _Failure] = {}
+        self._failures: dict[SandboxSpec | None, _Failure] = {}
         self._starting: defaultdict[SandboxSpec | None, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def lease(self, kind: SandboxSpec | None = None) -> str:
         """The name of a parent, until `release`. Raises LaunchError."""
         surplus: list[_Parent] = []
+        if kind in self._failures and self._starting[kind].locked():  # one sandbox is enough to try it again
+            raise LaunchError(self._failures[kind].why)
         async with self._starting[kind]:
             parent = self._newest.get(kind)
             if parent is None or parent.has_ended or self._is_old(parent):

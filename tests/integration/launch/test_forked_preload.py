@@ -260,6 +260,12 @@ async def test_modules_are_imported_once_for_all_and_no_program_sees_what_anothe
         ("kept = open('/dev/urandom', 'rb')", "opens /dev/urandom"),
         ("import mmap\nkept = mmap.mmap(-1, 4096)", "memory that would be common to all"),
         ("import os\nif not os.fork(): os.execv('/opt/sandbox/bin/python', ['p', '-c', 'input()'])", "processes"),
+        (
+            "import os, time\nif not (child := os.fork()):\n    if not os.fork():\n        os.closerange(0, 99)\n"
+            "        time.sleep(999)\n    os._exit(0)\n"
+            "os.waitpid(child, 0)",
+            "starts processes",
+        ),
         ("raise SystemExit('no licence')", "heavy cannot be imported: SystemExit: no licence"),
         ("import os\nos._exit(9)", "ended before it was ready"),
         ("import os\nos.umask(0o077)", "changes its process: Umask"),

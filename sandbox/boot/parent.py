@@ -102,8 +102,8 @@ class Template:
             os.waitpid(pid, 0)
         os._exit(0)
 
-    def run_holding(self, uid: int, gid: int, modules: Sequence[str]) -> NoReturn:
-        """With these modules, imported as that user. Ends with its server."""
+    def run_holding(self, uid: int, gid: int, path: str, modules: Sequence[str]) -> NoReturn:
+        """With these modules, imported as that user. `path`: the value of PYTHONPATH. Ends with its server."""
         sys.path.insert(0, _APP)
         from sandbox.boot.preloaded import Unheld, hold
 
@@ -112,7 +112,7 @@ class Template:
         os.setresuid(uid, uid, 0)  # without capabilities meanwhile
         try:
             with chdir(os.environ["PWD"]):
-                held = hold(modules)
+                held = hold(modules, path)
             os.setresuid(0, 0, 0)
             os.setresgid(0, 0, 0)
         except (Unheld, OSError) as error:
@@ -336,7 +336,7 @@ def main() -> int:
     line = socket.socket(fileno=LINE)
     if sys.argv[1:2] == [_TEMPLATE]:
         inner, wake, uid, gid = map(int, sys.argv[2:6])
-        Template(line, socket.socket(fileno=inner), wake).run_holding(uid, gid, sys.argv[6:])
+        Template(line, socket.socket(fileno=inner), wake).run_holding(uid, gid, sys.argv[6], sys.argv[7:])
     root: tuple[list[str], list[int]] | None = None
     if _ROOTED in sys.argv:
         message, descriptors, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_DESCRIPTORS)

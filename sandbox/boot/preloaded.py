@@ -144,8 +144,21 @@ def _process() -> "dict[str, str]":
     return {**told, "root": os.readlink("/proc/self/root"), "nice value": str(os.getpriority(os.PRIO_PROCESS, 0))}
 
 
-def hold(names: "Sequence[str]") -> "Held":
-    """Imports these modules. Raises Unheld."""
+def _customize(path: str) -> None:
+    """What Python does at its start with PYTHONPATH, while ours are not found."""
+    import site
+
+    ours = sys.path.pop(0)
+    if path:
+        os.environ["PYTHONPATH"] = path
+        sys.path[:0] = path.split(os.pathsep)
+        site.removeduppaths()
+    site.execsitecustomize()
+    sys.path.insert(0, ours)
+
+
+def hold(names: "Sequence[str]", path: str) -> "Held":
+    """Imports these modules. `path`: the value of PYTHONPATH. Raises Unheld."""
     _find_ours()
     from sandbox.held import Held, PythonNow
 
@@ -157,6 +170,7 @@ def hold(names: "Sequence[str]") -> "Held":
     add, hooks = sys.addaudithook, list[object]()
     sys.addaudithook = lambda hook: hooks.append(add(hook))
     try:
+        _customize(path)
         _import(names, failed)
     finally:
         sys.addaudithook = add

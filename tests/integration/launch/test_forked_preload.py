@@ -364,6 +364,22 @@ async def test_our_processes_are_not_watched_and_keep_their_settings(run: str, t
     assert attempt.record.answer == "[0.001, 1] 1 []", attempt
 
 
+async def test_what_an_image_has_python_do_at_its_start_is_not_done_by_ours(run: str, temporary: Path) -> None:
+    does = b"import os, socket\nUID = os.getuid()\nsocket.setdefaulttimeout(0.001)\nprint('customized')"
+    own = (folder("theirs"), file("theirs/sitecustomize.py", does), module("heavy/__init__.py", ""))
+    program = "import os, socket, sys\nkept = socket.getdefaulttimeout()\nsocket.setdefaulttimeout(None)\n" + ASK
+    program += "import sitecustomize\nprint(sys.path[1:3], kept, sitecustomize.UID != 0)"
+    spec = a_sandbox(image_with(temporary, *own, env=["PYTHONPATH=/theirs:theirs:/theirs"]), preload=("heavy",))
+    told = []
+    for start in ("run", "fork"):
+        async with bench(run, start) as here:
+            attempt = await here.run(program, spec)
+            assert here.lines == []
+            told.append([attempt.record.answer, attempt.record.steps[-1].observations])
+    assert str(told[0][0]).endswith(" 0.001 True"), told
+    assert told[0] == told[1]
+
+
 async def test_no_process_of_a_sandbox_has_the_number_of_the_one_that_imported(run: str, temporary: Path) -> None:
     """Generators of random numbers as OpenSSL's know by their process' number that they were forked."""
     spec = a_sandbox(

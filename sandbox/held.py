@@ -5,6 +5,7 @@ state. The worker forks the program's process, which `become`s the program. Noth
 nothing that Python has not loaded itself: this is there before the modules are.
 """
 
+import gc
 import os
 import sys
 import time
@@ -17,8 +18,14 @@ if TYPE_CHECKING:
 # Of `sys`, what modules may change when they are imported.
 _HOOKS = ("displayhook", "excepthook", "unraisablehook")
 _STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
+# Of modules that are loaded, what reads a setting and what sets it: to None, where it was not loaded yet.
+_SETTINGS = (
+    *(("sys", f"get{name}", f"set{name}") for name in ("recursionlimit", "switchinterval", "trace", "profile")),
+    ("_socket", "getdefaulttimeout", "setdefaulttimeout"),
+)
 _STANDARD = f"{os.path.dirname(os.__file__)}/"
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where that of ours lies
+_CLOSING_S = 1.0  # that Python waits at its end for a file that another thread writes to
 _LIVING = {"sys", "builtins", "__main__", "threading"}  # whose state is this process', or put back by name
 
 
@@ -47,6 +54,7 @@ class Held:
         _filter_warnings([("ignore", None, Warning, None, 0)])  # what the image makes an error is none of ours
         self._loggers = _swap_loggers({})
         theirs = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+        os.environ.clear()  # what the image tells its libraries is not for ours of the same name
         sys.path[:] = [_PACKAGES, *(path for path in found if path not in theirs)]
 
     def become(
@@ -56,6 +64,7 @@ class Held:
         usual three; all others are closed."""
         status = 1
         try:
+            gc.freeze()  # what is not the program's is not collected, and no descriptor of it closed
             for number, source in enumerate(standard):
                 os.dup2(source, number)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -82,6 +91,11 @@ class Held:
         _swap_loggers(self._loggers)
         os.environ.clear()
         os.environ.update(environment)
+        was, now = self._before.environment, self._now.environment
+        for name in {*was, *now}:
+            if was.get(name) != now.get(name) and was.get(name) == environment.get(name):  # else it is the task's
+                os.environ.pop(name, None)
+                os.environ.update({name: now[name]} if name in now else {})
         time.tzset()
         for number, printed in self._printed.items():
             write_all(number, printed)
@@ -99,7 +113,9 @@ class PythonNow:
         self._builtins = dict(vars(builtins))
         self._path, self._finders, self._hooks = sys.path[:], sys.meta_path[:], sys.path_hooks[:]
         self._of_sys = {name: getattr(sys, name) for name in (*_HOOKS, *_STREAMS)}
-        self._depth = sys.getrecursionlimit()
+        loaded = [(set_it, vars(sys.modules[of])[get]) for of, get, set_it in _SETTINGS if of in sys.modules]
+        self._settings = {set_it: get() for set_it, get in loaded}
+        self._callbacks, self.environment = gc.callbacks[:], dict(os.environ)
         self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
 
     def restore(self) -> None:
@@ -109,7 +125,10 @@ class PythonNow:
         vars(builtins).update(self._builtins)
         sys.path[:], sys.meta_path[:], sys.path_hooks[:] = self._path, self._finders, self._hooks
         vars(sys).update(self._of_sys)
-        sys.setrecursionlimit(self._depth)
+        gc.callbacks[:] = self._callbacks
+        for of, _, set_it in _SETTINGS:
+            if of in sys.modules:
+                vars(sys.modules[of])[set_it](self._settings.get(set_it))
         for which, handler in self._signals.items():
             if handler is not None and signal.getsignal(which) is not handler:
                 signal.signal(which, handler)
@@ -148,6 +167,7 @@ python: "Held | None" = None  # in a sandbox that was forked from where modules 
 def _status_of(run: "Callable[[], None]") -> int:
     """Runs it, and what Python does at its end. Returns the exit code."""
     import atexit
+    import contextlib
     import threading
 
     status = 0
@@ -170,8 +190,28 @@ def _status_of(run: "Callable[[], None]") -> int:
         atexit._run_exitfuncs()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            if not getattr(stream, "closed", stream is None):
+                stream.flush()
+        closing = threading.Thread(target=_close_files, daemon=True)
+        with contextlib.suppress(RuntimeError):  # no room for a thread
+            closing.start()
+            closing.join(_CLOSING_S)
     return status
+
+
+def _close_files() -> None:
+    """What the program has written to files that it left open is written."""
+    import contextlib
+    import io
+
+    files = [thing for thing in gc.get_objects() if issubclass(type(thing), io.IOBase)]
+    around = [
+        file for file in files if type(file).__module__ != "_io"
+    ]  # others, maybe, and write more at their end
+    for name, those in (("flush", files), ("close", around), ("flush", files)):
+        for file in those:
+            with contextlib.suppress(Exception):
+                getattr(file, name)()
 
 
 def write_all(number: int, content: bytes) -> None:

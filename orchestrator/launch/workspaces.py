@@ -247,7 +247,7 @@ class _Target:
                 raise Outside("it is there twice")
             self._tree.folder(way[-1], mode)
             return
-        self._tree.remove(way[-1])  # a later entry of the same name counts
+        self._remove(way)  # a later entry of the same name counts
         if link is not None:
             if leads_out(link, "/".join(("", *way[:-1], ""))):
                 raise ValueError(f"the link {name} leads out of it")
@@ -264,8 +264,15 @@ class _Target:
         self._files -= 1
         self.use(0)
         self._tree.enter([*self._top, *way[:-1]], links=False)
-        self._tree.remove(way[-1])
+        self._remove(way)
         self._tree.second_name(way[-1], [*self._top, *_way(first)])
+
+    def _remove(self, way: Sequence[str]) -> None:
+        """What becomes something else than a folder."""
+        place = "/".join(("", *self._top, *way))
+        if any(f"{other}/".startswith(f"{place}/") for other in _RESERVED):
+            raise ValueError(f"{place} must be a folder: sandboxes have files of their own there")
+        self._tree.remove(way[-1])
 
 
 def _feed(source: Path, digest: Any) -> None:

@@ -34,6 +34,9 @@ EXIT_BROKEN = 70
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _TRIAL_S = 10
+# Libraries that draw random numbers find out by their process' number that they were forked: so few processes of a
+# sandbox have the template's.
+_TEMPLATE_PID = "20000"
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
 _APP = "/opt/sandbox/app"
 _OURS = f"{_APP}/sandbox/"
@@ -66,7 +69,7 @@ class Template:
         try:
             exec_in_root([sys.executable, __file__, _TEMPLATE, *map(str, own[1:])], places, descriptors)
         except OSError as error:
-            self._give_up(f"no root of its image: {error.strerror or error}")
+            sys.exit(f"no root of its image: {error.strerror or error}")  # another try may have one
 
     def run(self, held: "Held | None" = None) -> NoReturn:
         """Ends with its server. `held`: what programs find imported."""
@@ -82,9 +85,8 @@ class Template:
                 from sandbox.boot.settling import settle
             become = imported()
         found.python = held
-        if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
-            self._give_up(why)
-        if held is not None and (why := unforkable()):
+        why = "" if held is None else unforkable()
+        if why := why or unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
             self._give_up(why)
         settle()
         _tell(self._line, {"ready": len(sys.modules)})
@@ -100,8 +102,8 @@ class Template:
             os.waitpid(pid, 0)
         os._exit(0)
 
-    def run_holding(self, uid: int, gid: int, modules: Sequence[str]) -> NoReturn:
-        """With these modules, imported as that user. Ends with its server."""
+    def run_holding(self, uid: int, gid: int, path: str, modules: Sequence[str]) -> NoReturn:
+        """With these modules, imported as that user. `path`: the value of PYTHONPATH. Ends with its server."""
         sys.path.insert(0, _APP)
         from sandbox.boot.preloaded import Unheld, hold
 
@@ -110,7 +112,7 @@ class Template:
         os.setresuid(uid, uid, 0)  # without capabilities meanwhile
         try:
             with chdir(os.environ["PWD"]):
-                held = hold(modules)
+                held = hold(modules, path)
             os.setresuid(0, 0, 0)
             os.setresgid(0, 0, 0)
         except (Unheld, OSError) as error:
@@ -276,8 +278,7 @@ def unfit(own: set[int]) -> str:
     descriptors that are no module's."""
     if len(threads := os.listdir("/proc/self/task")) > 1:
         return f"what it imports starts {len(threads) - 1} threads"
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    if {int(name) for name in os.listdir("/proc") if name.isdigit()} - {1, os.getpid()}:
         return "what it imports starts processes"
     if any(signal.getitimer(kind)[0] for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
         return "what it imports sets a timer"  # which no fork has
@@ -335,13 +336,15 @@ def main() -> int:
     line = socket.socket(fileno=LINE)
     if sys.argv[1:2] == [_TEMPLATE]:
         inner, wake, uid, gid = map(int, sys.argv[2:6])
-        Template(line, socket.socket(fileno=inner), wake).run_holding(uid, gid, sys.argv[6:])
+        Template(line, socket.socket(fileno=inner), wake).run_holding(uid, gid, sys.argv[6], sys.argv[7:])
     root: tuple[list[str], list[int]] | None = None
     if _ROOTED in sys.argv:
         message, descriptors, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_DESCRIPTORS)
         root = json.loads(message)["root"], descriptors
     handing, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     going, go = os.pipe()
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write(_TEMPLATE_PID)
     if (template := os.fork()) == 0:
         handing.close()
         os.close(go)

@@ -144,8 +144,21 @@ def _process() -> "dict[str, str]":
     return {**told, "root": os.readlink("/proc/self/root"), "nice value": str(os.getpriority(os.PRIO_PROCESS, 0))}
 
 
-def hold(names: "Sequence[str]") -> "Held":
-    """Imports these modules. Raises Unheld."""
+def _customize(path: str) -> None:
+    """What Python does at its start with PYTHONPATH, while ours are not found."""
+    import site
+
+    ours = sys.path.pop(0)
+    if path:
+        os.environ["PYTHONPATH"] = path
+        sys.path[:0] = path.split(os.pathsep)
+        site.removeduppaths()
+    site.execsitecustomize()
+    sys.path.insert(0, ours)
+
+
+def hold(names: "Sequence[str]", path: str) -> "Held":
+    """Imports these modules. `path`: the value of PYTHONPATH. Raises Unheld."""
     _find_ours()
     from sandbox.held import Held, PythonNow
 
@@ -154,10 +167,17 @@ def hold(names: "Sequence[str]") -> "Held":
 
     before, process = PythonNow(), _process()
     outputs = {number: _Output(number) for number in (1, 2)}
+    add, hooks = sys.addaudithook, list[object]()
+    sys.addaudithook = lambda hook: hooks.append(add(hook))
     try:
+        _customize(path)
         _import(names, failed)
     finally:
+        sys.addaudithook = add
         printed = {number: output.take() for number, output in outputs.items()}
+    monitoring = getattr(sys, "monitoring", None)
+    if hooks or (monitoring and any(map(monitoring.get_tool, range(6)))):  # ours would be watched, too
+        raise Unheld("what it imports watches what Python does")
     after = _process()
     if changed := [name for name in process if after.get(name) != process[name]]:
         raise Unheld(f"what it imports changes its process: {', '.join(changed)}")

@@ -19,9 +19,9 @@ _NEW_MOUNTS = 0x00020000
 
 
 def exec_in_root(python: Sequence[str], places: Sequence[str], descriptors: Sequence[int]) -> NoReturn:
-    """Makes the root, and executes `python`, a command line, there, with the numbers of a user and of a group and
-    the names of modules. `descriptors`: a sandbox's configuration, and a detached mount for each of the places.
-    Raises OSError."""
+    """Makes the root, and executes `python`, a command line, there, with the numbers of a user and of a group, the
+    value of PYTHONPATH, and the names of modules. `descriptors`: a sandbox's configuration, and a detached mount
+    for each of the places. Raises OSError."""
     config = json.loads(os.pread(descriptors[0], MOST_BYTES, 0))
     libc("unshare", _NEW_MOUNTS)
     make_root(config, dict(zip(places, descriptors[1:], strict=True)))
@@ -31,7 +31,9 @@ def exec_in_root(python: Sequence[str], places: Sequence[str], descriptors: Sequ
     box = box_of(given[next(n for n, text in enumerate(given) if text.endswith("/sandbox/__main__.py")) + 1 :])
     user = [str(config["process"]["user"][kind]) for kind in ("uid", "gid")]
     environment = {**agent_environment(box, _cpu_millis(config)), **environment_at(PRELOADED_PORT)}
-    os.execve(python[0], [*python, *user, *box.preload], environment)  # noqa: S606 - no shell is wanted
+    path = environment.pop("PYTHONPATH", "")  # what Python runs from there at its start, it would run as root
+    argv = [*python, *user, path, *box.preload]
+    os.execve(python[0], argv, environment)  # noqa: S606 - no shell is wanted
     raise AssertionError("it does not return")
 
 

@@ -11,7 +11,9 @@ import sys
 from _ctypes import _SimpleCData
 from types import CodeType
 
-_IMMORTAL = 0xFFFF_FFFF  # as the count of references: from Python 3.12 on (PEP 683); tried up to 3.14
+# As the count of references: from Python 3.12 on (PEP 683); tried up to 3.14. There, libraries that were compiled
+# for older ones add to it and must not reach 1 << 32.
+_IMMORTAL = 0xFFFF_FFFF if sys.version_info < (3, 14) else 3 << 30
 _VERSIONS = ((3, 12), (3, 14))
 # Of code, which the collector does not look into.
 _PARTS = ("co_consts", "co_names", "co_linetable", "co_exceptiontable", "co_qualname", "co_filename")

@@ -12,6 +12,7 @@ from orchestrator.launch.oci import parents
 from orchestrator.launch.oci.mounts import PARENT_ROOT
 from orchestrator.launch.oci.parent_ids import SHARED_BASE, parent_ids
 from orchestrator.launch.oci.parents import Parents, parent_bundle, template_config
+from orchestrator.launch.oci.runtime import Unfit
 from orchestrator.launch.oci.user_namespace import UserNamespace, id_range
 from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE_IDS, UidPair
 from orchestrator.types import SandboxSpec
@@ -28,7 +29,7 @@ class Started:
         self.names: list[str] = []
         self.kinds: list[SandboxSpec | None] = []
         self.live: list[str] = []
-        self.fails = False
+        self.fails, self.error = False, LaunchError("no")
 
     async def start(self, name: str, kind: SandboxSpec | None) -> None:
         await asyncio.sleep(0)
@@ -36,7 +37,7 @@ class Started:
         self.kinds.append(kind)
         self.live.append(name)
         if self.fails:
-            raise LaunchError("no")
+            raise self.error
 
     async def remove(self, name: str) -> None:
         self.removing.set()
@@ -114,6 +115,60 @@ async def test_sandboxes_with_modules_of_their_image_have_parents_of_their_own(s
     assert leases[1] == leases[3]
     assert len({*leases}) == 3
     assert started.kinds == [None, kind("a"), kind("b")]
+
+
+async def test_a_kind_whose_parent_failed_is_tried_again_after_minutes_and_ever_later(started: Started) -> None:
+    now_s = 0.0
+    made = Parents(started.start, started.remove, clock=lambda: now_s)
+    started.fails = True
+    failures = await asyncio.gather(*(made.lease(kind("a")) for _ in range(3)), return_exceptions=True)
+    assert [str(each) for each in failures] == ["no"] * 3
+    assert len(started.names) == 1, "those that waited do not try it again"
+    for later_s, tries in ((299, 1), (301, 2), (700, 2), (902, 3)):
+        now_s = later_s
+        with pytest.raises(LaunchError):
+            await made.lease(kind("a"))
+        assert len(started.names) == tries
+    now_s, started.fails = 5000, False
+    assert await made.lease(kind("a")) == started.names[-1]
+
+
+async def test_nobody_waits_for_another_one_s_second_try(started: Started) -> None:
+    now_s = 0.0
+    made = Parents(started.start, started.remove, clock=lambda: now_s)
+    started.fails = True
+    with pytest.raises(LaunchError):
+        await made.lease(kind("a"))
+    now_s, started.fails = 301, False
+    tries = asyncio.create_task(made.lease(kind("a")))
+    await asyncio.sleep(0)
+    with pytest.raises(LaunchError, match="no"):
+        await made.lease(kind("a"))
+    assert await tries == await made.lease(kind("a"))
+
+
+async def test_a_kind_that_no_parent_can_have_is_not_tried_again(started: Started) -> None:
+    now_s = 0.0
+    made = Parents(started.start, started.remove, clock=lambda: now_s)
+    started.fails, started.error = True, Unfit("it starts threads")
+    for later_s in (0, 1e9):
+        now_s = later_s
+        with pytest.raises(LaunchError, match="it starts threads"):
+            await made.lease(kind("a"))
+    assert len(started.names) == 1
+
+
+async def test_an_old_parent_serves_on_where_no_other_can_be_had(started: Started) -> None:
+    now_s = 0.0
+    made = Parents(started.start, started.remove, clock=lambda: now_s)
+    old = await made.lease(kind("a"))
+    now_s, started.fails = parents.MOST_S + 1, True
+    assert await made.lease(kind("a")) == old
+    now_s, started.fails = 2 * parents.MOST_S, False
+    assert await made.lease(kind("a")) != old
+    await made.release(old)
+    await made.release(old)
+    assert old not in started.live
 
 
 async def test_a_slow_import_of_one_kind_holds_up_no_other(started: Started) -> None:

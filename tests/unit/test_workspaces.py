@@ -215,6 +215,18 @@ def test_nothing_is_laid_over_what_sandboxes_need(store: Workspaces, repo: Path,
         store.layer(repo, cwd)
 
 
+@pytest.mark.parametrize("target", [None, "nowhere", "sandbox"])
+def test_nothing_stands_where_sandboxes_have_files(store: Workspaces, tmp_path: Path, target: str | None) -> None:
+    (work := tmp_path / "work").mkdir()
+    (work / "sandbox").write_text("") if target is None else (work / "sandbox").symlink_to(target)
+    with pytest.raises(WorkspaceError, match="/opt/sandbox must be a folder"):
+        store.layer(work, "/opt")
+    assert store.layer(work, "/srv")
+    (work / "sandbox").unlink()
+    (work / "sandbox" / "app").mkdir(parents=True)
+    assert store.layer(work, "/opt")
+
+
 def test_a_zip_whose_list_of_files_is_huge_is_not_read(store: Workspaces, tmp_path: Path) -> None:
     content = bytearray(a_zip("a"))
     end = content.rfind(b"PK\5\6")

@@ -208,12 +208,10 @@ class Forking:
         trees: dict[str, int] = {}
         try:
             if image is None:
-                # The root is its agent's: the parent could make nothing there.
-                mounts.make_places(os.path.join(bundle, mounts.MERGED), _first_places(config))
                 trees["/"] = mounts.written_root(bundle)
             else:
                 if image not in self._images:
-                    mounts.make_places(image, _first_places(config))
+                    mounts.make_places(image, mounts.first_places(config))
                     self._images.add(image)
                 trees["/"] = mounts.image_root(image, self._shifted)
             trees["/dev"] = mounts.devices(self._base, ("pts", "shm"))
@@ -298,7 +296,7 @@ class Forking:
                 parent.forks.is_ready = True
                 self.answer_if_there(parent)
             case {"unfit": why}:
-                self._answer(parent, error=f"nothing can be forked: {why}")
+                self._answer(parent, error=f"nothing can be forked: {why}", unfit=True)
             case {"refused": refused, "why": why}:
                 self._fail(self._keeper.containers[refused], refused, why)
             case {"ended": ended, "status": status}:
@@ -388,12 +386,6 @@ def _enter_users(bundle: str, namespace: str) -> None:
         users["path"] = namespace
         file.seek(0)
         json.dump(config, file)  # it has become longer
-
-
-def _first_places(config: Mapping[str, Any]) -> list[str]:
-    """Where something is mounted on the root itself. What lies in one of these mounts is made in it."""
-    places = [mounts.NEW_ROOT, *(told["destination"] for told in config["mounts"])]
-    return [place for place in places if not any(place.startswith(f"{other}/") for other in places)]
 
 
 def _numbers(pidfd: int) -> tuple[int, int]:

@@ -7,7 +7,8 @@ ends in any way, the socket closes and all containers are removed.
 
 It talks JSON, a line each, over the socket at descriptor 0:
 
-    → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
+    → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT},
+                                                         with "unfit" if no parent of its kind can be forked from
       with "root" and "agent", if it is to write to its root: as in `mounts`; and with "state", if layers of
       it, from the place "at" on, are what the containers "of", which have ended, wrote to theirs: as in `state`
       or, where they are "copied", stand still; with "parent", if it is one to fork sandboxes from; or with "from",
@@ -191,22 +192,25 @@ class Keeper:
         from orchestrator.launch.oci import mounts
 
         self.own_mounts()
+        with open(os.path.join(bundle, "config.json")) as file:
+            config = json.load(file)
         with mounts.user_namespace(mounts.AgentNamespace(**request["agent"])) as namespace:
             root = mounts.WritableRoot(**request["root"])
             if "state" in request:
-                root = self._with_state(root, request["start"], bundle, **request["state"])
+                places = [told["destination"] for told in config["mounts"]]
+                root = self._with_state(root, request["start"], places, **request["state"])
             mounts.make_root(bundle, root, namespace)
+            mounts.make_places(os.path.join(bundle, mounts.MERGED), mounts.first_places(config))
             return os.dup(namespace)
 
     def _with_state(
-        self, root: Any, guest: str, bundle: str, of: Sequence[str], at: int, copied: bool, **scope: Any
+        self, root: Any, guest: str, places: Sequence[str], of: Sequence[str], at: int, copied: bool, **scope: Any
     ) -> Any:
-        """The root, with what the containers `of` wrote to their own as layers. Raises OSError."""
+        """The root, with what the containers `of` wrote to their own as layers. `places`: where something is to be
+        mounted. Raises OSError."""
         from orchestrator.launch.oci import mounts, state
 
         layers = []
-        with open(os.path.join(bundle, "config.json")) as file:
-            places = [told["destination"] for told in json.load(file)["mounts"]]
         for name in of:
             source = self.containers.get(name)
             if (

@@ -47,7 +47,7 @@ from orchestrator.launch.oci.machine import (
 from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
 from orchestrator.launch.oci.namespaces import Namespaces
 from orchestrator.launch.oci.parent_ids import SHARED_BASE, parent_ids
-from orchestrator.launch.oci.parents import Parents, parent_bundle, template_config
+from orchestrator.launch.oci.parents import Parents, kind_of, parent_bundle, template_config
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
 from orchestrator.launch.oci.runtime import Runtime, Watched
 from orchestrator.launch.oci.sandbox import OciSandbox
@@ -90,7 +90,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         self._sharers = 2 * self._max_sandboxes  # of one parent; half of them grade or serve
         self._runtime_folder = ""  # that of all images
         self._parents = Parents(self._start_parent, self._try_removal)
-        self._unheld: set[SandboxSpec] = set()  # whose modules no parent can have
+        self._told: set[tuple[SandboxSpec, str]] = set()  # why modules are not shared
         self._runtime_name = runtime
         self._store = store or ImageStore()
         self._images: dict[str, StoredImage] = {}
@@ -216,21 +216,19 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         await self._start_bundle(sandbox, image, spec, hardening, more)
 
     async def _lease(self, spec: SandboxSpec) -> str:
-        """The name of a parent: with the modules of the sandbox, if it can have them. Raises LaunchError."""
-        if spec.preload and not spec.layers and spec not in self._unheld:
+        """The name of a parent: with the modules of the sandbox, if one has them. Raises LaunchError."""
+        if spec.preload and not spec.layers:
             try:
-                return await self._parents.lease(spec)
+                return await self._parents.lease(kind_of(spec))
             except LaunchError as error:
-                if spec not in self._unheld:  # else others that waited for the same parent have told
-                    self._unheld.add(spec)
+                if (cause := (kind_of(spec), str(error))) not in self._told:
+                    self._told.add(cause)
                     line = "each sandbox of %s imports env.program_preload for itself: %s"
                     log.warning(line, spec.image, error)
         return await self._parents.lease()
 
     async def _start_parent(self, name: str, kind: SandboxSpec | None) -> None:
         """Raises LaunchError."""
-        if kind in self._unheld:  # found out by one that others waited for
-            raise LaunchError("its modules cannot be shared")
         folder, group, ids = self._folder(name), path_beside_ours(name), parent_ids(self._users)
         base = SHARED_BASE if self._users is None else folder.parent.parent / "shared"
         shared: dict[str, Any] = {"base": str(base), "maps": ids.maps, "owner": ids.owner, "shifts": ids.shifts}

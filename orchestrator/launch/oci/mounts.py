@@ -16,10 +16,10 @@ import os
 import resource
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 # Both in a folder of the keeper's, where it has mounts of its own. The first is the root of all parents.
 PARENT_ROOT, _DEVICES_FOLDER = "parent", "dev"
@@ -33,9 +33,8 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 0x1000
 _MS_REC, _MS_SLAVE = 0x4000, 0x80000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
-_OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442  # the same for all architectures
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same for all architectures
 _OPEN_TREE_CLONE, _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE, _MOVE_MOUNT_F_EMPTY_PATH = 1, -100, 0x1000, 0x8000, 4
-_RESOLVE_IN_ROOT, _MOST_LINKS = 0x10, 8
 _FILES = 1 << 20  # more than a process has
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LO_FLAGS_AUTOCLEAR, _LOOP_ATTEMPTS = 0x4C82, 0x4C0A, 4, 64
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
@@ -318,43 +317,28 @@ def make_parent_root(base: str) -> None:
             os.makedirs(os.path.join(base, PARENT_ROOT) + place)
 
 
+def first_places(config: Mapping[str, Any]) -> list[str]:
+    """Where something is mounted on the root itself. What lies in one of these mounts is made in it."""
+    places = [NEW_ROOT, *(told["destination"] for told in config["mounts"])]
+    return [place for place in places if not any(place.startswith(f"{other}/") for other in places)]
+
+
 def make_places(root: str, places: Sequence[str]) -> None:
-    """Folders to mount something at, where an image has none; its links lead nowhere else. Raises OSError."""
-    base = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for place in places:
-            os.close(_made(base, place.strip("/"), _MOST_LINKS))
-    finally:
-        os.close(base)
-
-
-def _made(base: int, path: str, links: int) -> int:
-    """The folder, as OCI runtimes make it: also where a link leads that leads nowhere yet."""
-    try:
-        return _open_in(base, path or ".")
-    except FileNotFoundError:
-        if not links:
-            raise
-    folder, _, name = path.rpartition("/")
-    at = _made(base, folder, links)
-    try:
-        with suppress(FileExistsError):
-            os.mkdir(name, 0o755, dir_fd=at)
-            return _open_in(base, path)
-        target = os.readlink(name, dir_fd=at)
-    finally:
-        os.close(at)
-    os.close(_made(base, os.path.normpath(os.path.join("/", folder, target)).lstrip("/"), links - 1))
-    return _open_in(base, path)
-
-
-def _open_in(root: int, path: str) -> int:
-    """A folder below `root`, as a process whose root that is finds it."""
-    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT)
-    found: int = _libc.syscall(_OPENAT2, root, os.fsencode(path), how, len(how))
-    if found < 0:
-        raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())}: {path}")
-    return found
+    """Folders to mount something at, where there are none. Raises OSError, also where one is or lies behind a
+    link: a mount must be where it is looked for."""
+    for place in places:
+        at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for name in place.strip("/").split("/"):
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=at)
+                inner = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+                os.close(at)
+                at = inner
+        except NotADirectoryError as error:
+            raise OSError(error.errno, f"{place} is or lies behind a link or a file") from None
+        finally:
+            os.close(at)
 
 
 def devices(base: str, places: Sequence[str]) -> int:

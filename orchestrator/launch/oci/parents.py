@@ -6,27 +6,31 @@ Where sandboxes are to find modules of their image imported, they have parents o
 """
 
 import asyncio
+import math
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import RolloutError
+from orchestrator.errors import LaunchError, RolloutError
 from orchestrator.launch.contents import APP, PYTHON, Contents
 from orchestrator.launch.hardening import MIB, SUPERVISOR_PIDS, Hardening
 from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_MOUNT
 from orchestrator.launch.oci.bundle import bundle
 from orchestrator.launch.oci.mounts import PARENT_ROOT
 from orchestrator.launch.oci.parent_ids import ParentIds
+from orchestrator.launch.oci.runtime import Unfit
+from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import SandboxSpec
 
 MOST_FORKS = 1000
 MOST_S = 1800.0
 MOST_KINDS = 4  # with parents at a time: each kind has modules of its own in memory
+_AGAIN = Backoff(first_s=300.0, most_s=3600.0)  # each try may cost a sandbox over a minute
 _CAPABILITIES = ("NET_ADMIN", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN")
 _MEMORY_BYTES = 2048 * MIB
 
@@ -49,6 +53,15 @@ class _Parent:
         self.has_ended = True
 
 
+@dataclass
+class _Failure:
+    """Of the starts of a kind: how many in a row, and why the last one did. `until_s`: when to try again."""
+
+    why: str
+    count: int
+    until_s: float
+
+
 class Parents:
     """`start` makes a parent of a kind and `remove` ends one, by name; both may raise RolloutError. A kind is the
     sandboxes that are to find modules imported; None: all others."""
@@ -64,16 +77,25 @@ class Parents:
         self._newest: dict[SandboxSpec | None, _Parent] = {}  # the last used last
         self.all: dict[str, _Parent] = {}  # by name
         self.forks = 0  # so far, of all
+        self._failures: dict[SandboxSpec | None, _Failure] = {}
         self._starting: defaultdict[SandboxSpec | None, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def lease(self, kind: SandboxSpec | None = None) -> str:
         """The name of a parent, until `release`. Raises LaunchError."""
         surplus: list[_Parent] = []
+        if kind in self._failures and self._starting[kind].locked():  # one sandbox is enough to try it again
+            raise LaunchError(self._failures[kind].why)
         async with self._starting[kind]:
             parent = self._newest.get(kind)
             if parent is None or parent.has_ended or self._is_old(parent):
-                surplus += [] if parent is None else [parent]
-                parent = await self._started(kind)
+                try:
+                    renewed = await self._started(kind)
+                except LaunchError:
+                    if parent is None or parent.has_ended:
+                        raise
+                else:
+                    surplus += [] if parent is None else [parent]
+                    parent = renewed
             parent.forks += 1
             self.forks += 1
             parent.live += 1  # before anything else is waited for: others end parents that nobody has
@@ -99,6 +121,23 @@ class Parents:
         return parent.forks >= MOST_FORKS or self._clock() - parent.begun_s > MOST_S
 
     async def _started(self, kind: SandboxSpec | None) -> _Parent:
+        """Where modules are to be imported, no failure is repeated at once: sandboxes can do without."""
+        if kind is None:
+            return await self._tried(None)
+        failure = self._failures.get(kind)
+        if failure is not None and self._clock() < failure.until_s:
+            raise LaunchError(failure.why)
+        try:
+            parent = await self._tried(kind)
+        except LaunchError as error:
+            count = 1 if failure is None else failure.count + 1
+            pause_s = math.inf if isinstance(error, Unfit) else _AGAIN.pause_s(count)
+            self._failures[kind] = _Failure(str(error), count, self._clock() + pause_s)
+            raise
+        self._failures.pop(kind, None)
+        return parent
+
+    async def _tried(self, kind: SandboxSpec | None) -> _Parent:
         name = f"parent-{secrets.token_hex(8)}"
         parent = self.all[name] = _Parent(name, kind, self._clock())
         try:
@@ -116,6 +155,12 @@ class Parents:
     async def _end(self, parent: _Parent) -> None:
         del self.all[parent.name]
         await self._remove(parent.name)
+
+
+def kind_of(spec: SandboxSpec) -> SandboxSpec:
+    """What modules can see of it: sandboxes that differ in memory and storage alone have one parent."""
+    storage = 1 if spec.is_writable else 0
+    return replace(spec, memory_bytes=_MEMORY_BYTES, storage_bytes=storage, storage_inodes=storage)
 
 
 def template_config(config: dict[str, Any], user: tuple[int, int]) -> dict[str, Any]:

@@ -32,6 +32,10 @@ _ERROR_CHARS = 400
 LOST = "the process that watches sandboxes has ended"
 
 
+class Unfit(LaunchError):
+    """Nothing can be forked from this container, or another one of its kind, by what it imports."""
+
+
 class Watched(Protocol):
     """One container, which learns of its end in the event loop."""
 
@@ -68,7 +72,7 @@ class Runtime:
         except SandboxLostError as error:
             raise LaunchError(str(error)) from None
         if "error" in answer:
-            raise LaunchError(told_by_runtime(answer["error"]))
+            raise (Unfit if "unfit" in answer else LaunchError)(told_by_runtime(answer["error"]))
         return int(answer["pid"])
 
     def seen_by_keeper(self, path: Path) -> Path:

@@ -40,6 +40,7 @@ KINDS: Mapping[str, Mapping[str, Attack]] = {
     "oci": ATTACKS,
     "oci-fork": ATTACKS,
     "oci-writable": ATTACKS_OF_ROOT,
+    "oci-fork-writable": ATTACKS_OF_ROOT,
 }
 CONTROLS = 8
 CONTROL = "control"
@@ -106,7 +107,7 @@ def run_of(kind: str) -> Run:
 
 async def carried_out(kind: str) -> Run:
     launcher, _, how = kind.partition("-")
-    writable = how == "writable"
+    writable = "writable" in how
     attacks = KINDS[kind]
     keys = {"OPENAI_API_KEY": canary(), "TAVILY_API_KEY": canary()}
     script = {f"[{name}]": [turns(attack)] for name, attack in attacks.items()}
@@ -132,7 +133,7 @@ async def carried_out(kind: str) -> Run:
             max_output_chars=2_000,
             max_tool_calls=5,
             tavily_base_url="http://127.0.0.1:9",
-            start="fork" if how == "fork" else None,
+            start="fork" if "fork" in how else None,
             waive_hardening=json.dumps([*WAIVED_WITHOUT_ROOT]) if writable else None,
             **({"sandbox_root": "writable", "sandbox_storage": STORAGE} if writable else {}),
         )

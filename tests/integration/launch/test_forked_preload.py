@@ -45,7 +45,7 @@ SAID = ask()
 TELLS = (
     ASK
     + """
-import atexit, builtins, logging, signal, threading, warnings
+import atexit, builtins, gc, logging, signal, threading, warnings
 facts = {
     "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "task": TASK, "cwd": os.getcwd(),
     "environment": {name: text for name, text in os.environ.items() if "URL" not in name},
@@ -64,7 +64,8 @@ facts = {
     "loggers": sorted(logging.root.manager.loggerDict), "temporary": __import__("tempfile").tempdir,
     "ids": [os.getresuid(), os.getresgid(), os.getgroups()], "set": str({"a", "b", "c", "d"}),
     "ours": sorted(name for name in sys.modules if name.partition(".")[0] in ("sandbox", "smolagents", "grpc")),
-    "limits": open("/proc/self/limits").read().split(),
+    "limits": open("/proc/self/limits").read().split(), "zone": __import__("time").tzname,
+    "settings": [__import__("socket").getdefaulttimeout(), gc.get_threshold(), sys.getswitchinterval()],
     "status": [line for line in open("/proc/self/status") if line.startswith(("Cap", "NoNew", "Seccomp"))],
 }
 facts["heavy"] = "heavy" in sys.modules
@@ -74,7 +75,7 @@ print(json.dumps(facts))
 """
 )
 HEAVY = """
-import logging, os, sys, tempfile, textwrap
+import gc, logging, os, socket, sys, tempfile, textwrap
 import heavy.tools
 try:
     import yaml
@@ -87,6 +88,11 @@ SEEN = {
     "environment": dict(os.environ), "cpus": os.cpu_count(), "root": sorted(os.listdir("/")), "path": sys.path,
     "devices": sorted(os.listdir("/dev")), "argv": len(sys.argv) > 1, "file": __file__,
 }
+os.environ.update(SET="by a module", A="by a module", TZ="Asia/Tokyo")
+del os.environ["LOGNAME"]
+gc.set_threshold(5000)
+sys.setswitchinterval(0.01)
+socket.setdefaulttimeout(100)
 print("imported")
 """
 
@@ -193,6 +199,23 @@ async def test_a_program_finds_what_it_would_find_without(run: str, temporary: P
         ("import os\nos._exit(4)", None, "exit code 4"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)", None, "exit code -15"),
         ("import os\nopen(os.environ['ANSWER_FILE'], 'w').write('filed')\nprint('no')", "filed", ""),
+        ("import os\nleft = open(os.environ['ANSWER_FILE'], 'w')\nleft.write('not closed')", "not closed", ""),
+        (
+            "import subprocess, sys, threading, time\n"
+            "sleep = [sys.executable, '-c', 'import time; time.sleep(999)']\n"
+            "child = subprocess.Popen(sleep, stdin=-1, stdout=-3, stderr=-3)\n"
+            "threading.Thread(target=child.stdin.write, args=[b'x' * 200000], daemon=True).start()\n"
+            "time.sleep(0.5)\nprint('written')",
+            "written",
+            "",
+        ),
+        ("import sys\nprint(9)\nsys.stdout.close()\nsys.stderr = None", "9", ""),
+        (
+            "import io, os\nclass Packed(io.BufferedIOBase):\n    file = open(os.environ['ANSWER_FILE'], 'w')\n"
+            "    def close(self): self.file.write('the end')\nleft = Packed()",
+            "the end",
+            "",
+        ),
         ("import atexit\natexit.register(print, 'last')\nprint('first')", "last", ""),
         ("import heavy\nheavy.LAST.append('told at the end')", "told at the end", ""),
         ("import threading, time\nthreading.Thread(target=lambda: time.sleep(0.3) or print(4)).start()", "4", ""),
@@ -221,7 +244,8 @@ async def test_modules_are_imported_once_for_all_and_no_program_sees_what_anothe
 ) -> None:
     program = ASK + "import heavy, random\nheavy.STATE.append(1)\n"
     program += "heavy.LAST += [heavy.BORN, len(heavy.STATE), random.random()]"
-    told = [str((await warm.run(program, spec)).record.answer).split() for _ in range(3)]
+    specs = [replace(spec, memory_bytes=spec.memory_bytes + (number << 20)) for number in range(3)]
+    told = [str((await warm.run(program, each)).record.answer).split() for each in specs]
     assert len({born for born, _, _ in told}) == 1
     assert {length for _, length, _ in told} == {"1"}
     assert len({drawn for _, _, drawn in told}) == 3
@@ -236,6 +260,12 @@ async def test_modules_are_imported_once_for_all_and_no_program_sees_what_anothe
         ("kept = open('/dev/urandom', 'rb')", "opens /dev/urandom"),
         ("import mmap\nkept = mmap.mmap(-1, 4096)", "memory that would be common to all"),
         ("import os\nif not os.fork(): os.execv('/opt/sandbox/bin/python', ['p', '-c', 'input()'])", "processes"),
+        (
+            "import os, time\nif not (child := os.fork()):\n    if not os.fork():\n        os.closerange(0, 99)\n"
+            "        time.sleep(999)\n    os._exit(0)\n"
+            "os.waitpid(child, 0)",
+            "starts processes",
+        ),
         ("raise SystemExit('no licence')", "heavy cannot be imported: SystemExit: no licence"),
         ("import os\nos._exit(9)", "ended before it was ready"),
         ("import os\nos.umask(0o077)", "changes its process: Umask"),
@@ -246,6 +276,13 @@ async def test_modules_are_imported_once_for_all_and_no_program_sees_what_anothe
             "changes Python's own time.sleep",
         ),
         ("import os\nos.setresuid(20000, 20000, 20000)", "Operation not permitted"),
+        ("import sys\nsys.addaudithook(lambda *about: None)", "watches what Python does"),
+        ("import sys\nsys.monitoring.use_tool_id(3, 'heavy')", "watches what Python does"),
+        (
+            "import os, threading\nkept = threading.Thread(target=threading.Event().wait, daemon=True)\n"
+            "os.register_at_fork(after_in_parent=kept.start)",
+            "starts 1 threads",
+        ),
     ],
 )
 async def test_what_cannot_be_forked_is_imported_in_each_sandbox(
@@ -279,7 +316,9 @@ async def test_an_image_has_its_own_versions_of_what_sandboxes_import(run: str, 
     names = ("grpc.py", "smolagents.py", "yaml.py", "google/__init__.py", "google/protobuf.py")
     theirs = [file(f"theirs/{name}", b"X = 'theirs'") for name in names]
     own = (folder("theirs"), folder("theirs/google"), *theirs, module("heavy/__init__.py", text))
-    image = image_with(temporary, *own, env=["PYTHONPATH=/theirs", "A=b"])
+    image = image_with(
+        temporary, *own, env=["PYTHONPATH=/theirs", "A=b", "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python"]
+    )
     program = ASK + "import heavy, os, grpc\nprint(heavy.NAMES, grpc.__file__, os.environ['A'], SAID)"
     async with bench(run, "fork") as here:
         attempt = await here.run(program, a_sandbox(image, preload=("heavy",)))
@@ -305,6 +344,50 @@ async def test_what_modules_leave_in_python_is_none_of_ours(run: str, temporary:
         attempt = await here.run(ASK + "import heavy\nprint(SAID)", spec)
         assert here.lines == []
     assert attempt.record.answer == "forty-two", attempt
+
+
+async def test_our_processes_are_not_watched_and_keep_their_settings(run: str, temporary: Path) -> None:
+    does = "import gc, socket, sys\nSEEN = set()\nsocket.setdefaulttimeout(0.001)\n"
+    does += (
+        "def watch(frame, *_): SEEN.add(frame.f_code.co_filename)\nsys.settrace(watch)\nsys.setprofile(watch)\n"
+    )
+    does += "gc.callbacks.append(lambda *_: watch(sys._getframe(1)))"
+    program = (
+        "import gc, heavy, socket, sys\nkept = [socket.getdefaulttimeout(), len(gc.callbacks), sys.gettrace()]\n"
+    )
+    program += "socket.setdefaulttimeout(None)\n" + ASK + "kept += [sys.getprofile(), heavy.watch]\n"
+    program += "ours = [name for name in heavy.SEEN if '/pid1/' in name]\nprint(kept[:2], len({*kept[2:]}), ours)"
+    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", does)), preload=("heavy",))
+    async with bench(run, "fork") as here:
+        attempt = await here.run(program, spec)
+        assert here.lines == []
+    assert attempt.record.answer == "[0.001, 1] 1 []", attempt
+
+
+async def test_what_an_image_has_python_do_at_its_start_is_not_done_by_ours(run: str, temporary: Path) -> None:
+    does = b"import os, socket\nUID = os.getuid()\nsocket.setdefaulttimeout(0.001)\nprint('customized')"
+    own = (folder("theirs"), file("theirs/sitecustomize.py", does), module("heavy/__init__.py", ""))
+    program = "import os, socket, sys\nkept = socket.getdefaulttimeout()\nsocket.setdefaulttimeout(None)\n" + ASK
+    program += "import sitecustomize\nprint(sys.path[1:3], kept, sitecustomize.UID != 0)"
+    spec = a_sandbox(image_with(temporary, *own, env=["PYTHONPATH=/theirs:theirs:/theirs"]), preload=("heavy",))
+    told = []
+    for start in ("run", "fork"):
+        async with bench(run, start) as here:
+            attempt = await here.run(program, spec)
+            assert here.lines == []
+            told.append([attempt.record.answer, attempt.record.steps[-1].observations])
+    assert str(told[0][0]).endswith(" 0.001 True"), told
+    assert told[0] == told[1]
+
+
+async def test_no_process_of_a_sandbox_has_the_number_of_the_one_that_imported(run: str, temporary: Path) -> None:
+    """Generators of random numbers as OpenSSL's know by their process' number that they were forked."""
+    spec = a_sandbox(
+        image_with(temporary, module("heavy/__init__.py", "import os\nPID = os.getpid()")), preload=("heavy",)
+    )
+    async with bench(run, "fork") as here:
+        attempt = await here.run(ASK + "import heavy\nprint(heavy.PID)", spec)
+    assert int(str(attempt.record.answer)) > 10_000, attempt
 
 
 async def test_numbers_drawn_by_numpy_differ_though_it_was_seeded_at_its_import(run: str, temporary: Path) -> None:

@@ -18,6 +18,7 @@ from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
+from orchestrator.launch.oci.machine import why_no_forks
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.types import STORAGE_INODES
 from tests.fakes import oci_images
@@ -77,12 +78,16 @@ try: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
 except OSError as error: print(error.errno)"""
 
 
-@pytest.fixture
-async def launcher(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OciLauncher]:
+@pytest.fixture(params=["run", "fork"])
+async def launcher(
+    request: pytest.FixtureRequest, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[OciLauncher]:
     """With a temporary directory of its own."""
+    if request.param == "fork" and (why_not := why_no_forks("runc")):
+        pytest.skip(why_not)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     oci_images.stored_image()
-    launcher = OciLauncher(run, max_sandboxes=3, waived=WAIVED_WITHOUT_ROOT)
+    launcher = OciLauncher(run, max_sandboxes=3, start=request.param, waived=WAIVED_WITHOUT_ROOT)
     yield launcher
     await launcher.aclose()
 
@@ -272,6 +277,17 @@ async def test_layers_lie_over_the_image_top_first(launcher: OciLauncher, tmp_pa
     assert (tmp_path / "top" / "srv" / "both").read_text() == "top"
 
 
+@pytest.mark.parametrize("target", ["/nowhere", "/", "/proc", "opt", None])
+async def test_a_layer_that_leads_our_mounts_elsewhere_costs_its_sandbox_alone(
+    launcher: OciLauncher, tmp_path: Path, target: str | None
+) -> None:
+    (layer := tmp_path / "layer").mkdir()
+    (layer / "opt").write_text("") if target is None else (layer / "opt").symlink_to(target)
+    with pytest.raises(LaunchError, match="/opt/sandbox is or lies behind a link or a file"):
+        await observed(launcher, "1", layers=(str(layer),))
+    assert "\n2\n" in (await observed(launcher, "print(1 + 1)"))[0]
+
+
 @pytest.mark.parametrize(
     ("user", "ids"), [("nobody", "65534 65534"), ("65534:5", "65534 5"), ("0", "0 0"), (None, "0 0"), ("7", "7 7")]
 )
@@ -296,7 +312,7 @@ async def test_a_root_that_cannot_be_made_is_one_line_and_leaves_nothing(
     with pytest.raises(LaunchError, match=r"no writable root: .*/no/such/layer") as refused:
         await observed(launcher, "1", layers=("/no/such/layer",))
     assert "\n" not in str(refused.value)
-    assert [*tmp_path.glob("orchestrator-*/bundles/*")] == []
+    assert [*tmp_path.glob("orchestrator-*/bundles/sandbox-*")] == []
     assert "\n2\n" in (await observed(launcher, "print(1 + 1)"))[0]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from sandbox.pid1.filter import filter_calls, libc
 
 FILTER = "sandbox.filter"  # the annotation with the filter of system calls, compiled, in base64
+OWNER = "sandbox.owner"  # that with a uid of this sandbox alone
 MOST_BYTES = 1 << 20
 _ROOT = "/run/channel"  # where the new one is made; a parent has no channel there
 _RUNTIME = "/opt/sandbox"
@@ -101,7 +102,10 @@ def enter(request: Request) -> list[str]:
     process, linux = config["process"], config["linux"]
     libc("unshare", _NEW)
     os.setsid()
+    # The kernel counts keys for the real user, and lets one have 200: all siblings together would have them.
+    os.setresuid(int(config["annotations"][OWNER]), 0, 0)
     libc("syscall", _KEYCTL[os.uname().machine], _JOIN_SESSION_KEYRING, None)
+    os.setresuid(0, 0, 0)
     socket.sethostname(config["hostname"])
     _raise_loopback()
     make_root(config, request.mounts)

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.errors import EnvironmentUnusable
 
-FILTER = "sandbox.filter"  # the annotation of a bundle, as `sandbox/boot/entering` knows it
+FILTER, OWNER = "sandbox.filter", "sandbox.owner"  # annotations of a bundle, as `sandbox/boot/entering` knows them
 _LIBRARY = "libseccomp.so.2"
 _ACTIONS = {
     "SCMP_ACT_ALLOW": 0x7FFF0000,

@@ -31,7 +31,7 @@ from orchestrator.launch.listeners import serving
 from orchestrator.launch.names import is_gvisor, is_path
 from orchestrator.launch.oci.accounts import account, home
 from orchestrator.launch.oci.bundle import bundle
-from orchestrator.launch.oci.call_filter import FILTER, encoded
+from orchestrator.launch.oci.call_filter import FILTER, OWNER, encoded
 from orchestrator.launch.oci.commands import command_arguments, request
 from orchestrator.launch.oci.forking import ROOT
 from orchestrator.launch.oci.leftovers import remember, remove_containers, runtime_command
@@ -264,7 +264,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         more = root_request(spec, image, hardening, sandbox.uids, self._users, command.layers, state)
         where = await asyncio.to_thread(home, user[0], [*map(Path, spec.layers), image.root])
         environment = {"HOME": where, **contents.for_programs, **command.environment, "PWD": command.cwd}
-        config = self._config(sandbox.name, folder / MERGED, contents, hardening)
+        config = self._config(sandbox.name, folder / MERGED, contents, hardening, sandbox.uids)
         config["process"]["args"] = command_arguments(command, hardening, sandbox.uids, user)
         of_image = user
         if command.healthcheck is not None:
@@ -295,7 +295,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         folders = [*map(Path, spec.layers), image.root]
         where = await asyncio.to_thread(home, user[0], folders)
         environment = {"HOME": where, **contents.for_programs, **program.environment, "PWD": program.cwd}
-        config = self._config(sandbox.name, folder / MERGED, contents, hardening)
+        config = self._config(sandbox.name, folder / MERGED, contents, hardening, sandbox.uids)
         config["hostname"] = program.host_name or config["hostname"]
         config["process"]["args"] = serving_arguments(hardening, sandbox.uids, user)
 
@@ -428,12 +428,14 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             more = root_request(spec, image, demands, uids, self._users)
             root = folder / MERGED
         try:
-            _write_config(folder, self._config(name, root, contents, demands))
+            _write_config(folder, self._config(name, root, contents, demands, uids))
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
         return more
 
-    def _config(self, name: str, root: Path, contents: Contents, demands: Hardening) -> dict[str, Any]:
+    def _config(
+        self, name: str, root: Path, contents: Contents, demands: Hardening, uids: UidPair
+    ) -> dict[str, Any]:
         config = bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
         if self._forks:
             # The kernel counts signals that wait for all users of a user namespace together.
@@ -441,8 +443,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             if most != resource.RLIM_INFINITY:
                 most = max(1, most // self._sharers)
                 config["process"]["rlimits"].append({"type": "RLIMIT_SIGPENDING", "soft": most, "hard": most})
-        if self._forks and "seccomp" in config["linux"]:
-            config["annotations"] = {FILTER: encoded(config["linux"]["seccomp"])}
+            config["annotations"] = {OWNER: str(uids.runner)}
+            if "seccomp" in config["linux"]:
+                config["annotations"][FILTER] = encoded(config["linux"]["seccomp"])
         return config
 
     def _find(self, name: str) -> StoredImage | None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc._channel  # the first channel would import it later
+import grpc._common
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
@@ -60,6 +61,9 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 _PAUSE_S = 0.1
+# gRPC's waits look ten times a second whether a signal has come, though Python's own need no looking: thousands of
+# parked sandboxes would take all CPUs with it.
+grpc._common.MAXIMUM_WAIT_TIMEOUT = 10.0
 # RESOURCE_EXHAUSTED: too many calls; after a reconnection the server may still be busy with the call that was cut.
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 R = TypeVar("R")

@@ -196,6 +196,17 @@ async def test_one_cannot_use_up_what_the_kernel_counts_per_user(run: str) -> No
 # ---------------------------------------------------------------- whoever ends
 
 
+async def test_no_user_has_the_keys_of_all_siblings(many: Any) -> None:
+    """The kernel lets a user have 200, and each sandbox takes one for its session."""
+    _, park, _ = many
+    (first,) = await park(1)
+    siblings = [first, *await park(3)]
+    entries = re.findall(r"^ *(\d+):\s+\d+ \d+/\d+ (\d+)/", Path("/proc/key-users").read_text(), re.MULTILINE)
+    keys = {int(uid): int(count) for uid, count in entries}
+    assert keys.get(Path(f"/proc/{first.pid}").stat().st_uid, 0) < len(siblings)
+    assert all(keys[sandbox.uids.runner] for sandbox in siblings)
+
+
 async def test_a_start_that_is_cancelled_leaves_nothing_whenever_that_is(many: Any) -> None:
     launcher, park, _ = many
     await park(1)

@@ -31,12 +31,12 @@ _LIVING = {"sys", "builtins", "__main__", "threading"}  # whose state is this pr
 
 class Held:
     """Python as it is with modules imported, and nothing of ours. `printed`: by them, to either output. `before`:
-    as it was without them."""
+    as it was without them. `begun`: filled when a program begins."""
 
-    def __init__(self, printed: "Mapping[int, bytes]", before: "PythonNow") -> None:
+    def __init__(self, printed: "Mapping[int, bytes]", before: "PythonNow", begun: list[bool]) -> None:
         import warnings
 
-        self._printed, self._before = printed, before
+        self._printed, self._before, self._begun = printed, before, begun
         self._now, self._modules = PythonNow(), dict(sys.modules)
         self._filters = list(warnings.filters)
         self._own = {name for name, module in self._modules.items() if _is_own(name, module)}
@@ -69,6 +69,7 @@ class Held:
                 os.dup2(source, number)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             self._restore(environment)
+            self._begun.append(True)
             status = _status_of(lambda: run_program(program))
         finally:
             os._exit(status)

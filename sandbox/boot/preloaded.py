@@ -167,8 +167,9 @@ def hold(names: "Sequence[str]", path: str) -> "Held":
 
     before, process = PythonNow(), _process()
     outputs = {number: _Output(number) for number in (1, 2)}
-    add, hooks = sys.addaudithook, list[object]()
-    sys.addaudithook = lambda hook: hooks.append(add(hook))
+    add, begun = sys.addaudithook, list[bool]()
+    # A hook stays for good: it sleeps until there is a program to watch.
+    sys.addaudithook = lambda hook: add(lambda event, about: hook(event, about) if begun else None)
     try:
         _customize(path)
         _import(names, failed)
@@ -176,14 +177,14 @@ def hold(names: "Sequence[str]", path: str) -> "Held":
         sys.addaudithook = add
         printed = {number: output.take() for number, output in outputs.items()}
     monitoring = getattr(sys, "monitoring", None)
-    if hooks or (monitoring and any(map(monitoring.get_tool, range(6)))):  # ours would be watched, too
+    if monitoring and any(map(monitoring.get_tool, range(6))):  # ours would be watched, too
         raise Unheld("what it imports watches what Python does")
     after = _process()
     if changed := [name for name in process if after.get(name) != process[name]]:
         raise Unheld(f"what it imports changes its process: {', '.join(changed)}")
     if name := _changed():
         raise Unheld(f"what it imports changes Python's own {name}")
-    return Held(printed, before)
+    return Held(printed, before, begun)
 
 
 if __name__ == "__main__":

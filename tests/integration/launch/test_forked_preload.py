@@ -276,7 +276,6 @@ async def test_modules_are_imported_once_for_all_and_no_program_sees_what_anothe
             "changes Python's own time.sleep",
         ),
         ("import os\nos.setresuid(20000, 20000, 20000)", "Operation not permitted"),
-        ("import sys\nsys.addaudithook(lambda *about: None)", "watches what Python does"),
         ("import sys\nsys.monitoring.use_tool_id(3, 'heavy')", "watches what Python does"),
         (
             "import os, threading\nkept = threading.Thread(target=threading.Event().wait, daemon=True)\n"
@@ -332,6 +331,8 @@ async def test_an_image_has_its_own_versions_of_what_sandboxes_import(run: str, 
         "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)",
         "import sys, types\nsys.modules['smolagents'] = sys.modules['google'] = types.ModuleType('google')",
         "import sys\nsys.modules['yaml'] = None\nsys.path.append(None)",
+        # As filelock watches for forks. Our processes do not have the program's variables.
+        "import os, sys\nsys.addaudithook(lambda *about: os.environ['OPENAI_BASE_URL'])",
         # As importlib_metadata does.
         "from importlib.machinery import PathFinder\ndel PathFinder.find_distributions",
         # As modules that are loaded when somebody looks at them: whoever asks has them do something.

@@ -207,6 +207,23 @@ async def test_no_user_has_the_keys_of_all_siblings(many: Any) -> None:
     assert all(keys[sandbox.uids.runner] for sandbox in siblings)
 
 
+async def test_the_agents_thread_of_a_parked_sandbox_sleeps(many: Any) -> None:
+    """Thousands of parked sandboxes must not take the CPUs from those that work: gRPC would wake it ten times a
+    second."""
+    _, park, _ = many
+    (sandbox,) = await park(1)
+    runner, *_ = children(sandbox.pid)
+
+    def wakings() -> int:
+        status = Path(f"/proc/{runner}/status").read_text()  # of its first thread
+        return int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)[0])
+
+    await asyncio.sleep(0.5)
+    before = wakings()
+    await asyncio.sleep(2)
+    assert wakings() - before < 5
+
+
 async def test_a_start_that_is_cancelled_leaves_nothing_whenever_that_is(many: Any) -> None:
     launcher, park, _ = many
     await park(1)

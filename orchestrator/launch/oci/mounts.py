@@ -286,11 +286,11 @@ def written_root(folder: str) -> int:
     return detached(os.path.join(folder, MERGED), _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
 
 
-def detached(folder: str, attributes: int, namespace: int | None = None, *, whole: int = 0) -> int:
+def detached(folder: str, attributes: int, namespace: int | None = None, *, whole: bool = False) -> int:
     """The descriptor of a mount of `folder` that is nowhere yet, with these attributes (`mount_setattr`), and with
-    the ids of the namespace, if there is one. `whole`: AT_RECURSIVE, if it is to have the mounts in it, too.
-    Raises OSError."""
-    how = _OPEN_TREE_CLONE | os.O_CLOEXEC | whole
+    the ids of the namespace, if there is one. `whole`: with what is mounted in it. Raises OSError."""
+    depth = _AT_RECURSIVE if whole else 0
+    how = _OPEN_TREE_CLONE | os.O_CLOEXEC | depth
     tree: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(folder), how)
     _demand(tree, f"a copy of the mount of {folder}")
     if not attributes:
@@ -299,7 +299,7 @@ def detached(folder: str, attributes: int, namespace: int | None = None, *, whol
         attributes |= _MOUNT_ATTR_IDMAP
     told = struct.pack("=QQQQ", attributes, 0, 0, namespace or 0)
     try:
-        changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH | whole, told, len(told))
+        changed = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH | depth, told, len(told))
         _demand(changed, f"other ids for {folder} (it takes Linux 5.19 and a file system like ext4 or xfs)")
     except OSError:
         os.close(tree)
@@ -361,7 +361,7 @@ def devices(base: str, places: Sequence[str]) -> int:
                 os.symlink(target, os.path.join(folder, name))
         for place in places:
             os.mkdir(os.path.join(folder, place))
-        return detached(folder, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NOEXEC, whole=_AT_RECURSIVE)
+        return detached(folder, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NOEXEC, whole=True)
     finally:
         _libc.umount2(os.fsencode(folder), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 

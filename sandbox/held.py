@@ -206,9 +206,8 @@ def _close_files() -> None:
     import io
 
     files = [thing for thing in gc.get_objects() if issubclass(type(thing), io.IOBase)]
-    around = [
-        file for file in files if type(file).__module__ != "_io"
-    ]  # others, maybe, and write more at their end
+    # These may be made of others, and write to them when they are closed.
+    around = [file for file in files if type(file).__module__ != "_io"]
     for name, those in (("flush", files), ("close", around), ("flush", files)):
         for file in those:
             with contextlib.suppress(Exception):

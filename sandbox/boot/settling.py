@@ -3,7 +3,7 @@
 A page of memory is common to parent and child until one of them writes to it. Python writes to each object that it
 only looks at, because it counts references; the collector writes to all of them; and new objects take the places
 that old ones left, here and there. What comes after `settle` finds immortal objects, which nobody counts, in no
-collector's list, and no free places among them.
+collector's list, and no free places among them, of Python's or of the C library's.
 """
 
 import gc
@@ -34,6 +34,7 @@ def settle() -> None:
     _make_immortal()
     gc.collect()
     _fill_places()
+    _fill_heap()
     gc.freeze()
 
 
@@ -65,6 +66,19 @@ def _fill_places() -> None:
             if id(filler) % _POOL_BYTES < _HEADER_BYTES + size:
                 break
             _kept.append(filler)
+
+
+def _fill_heap() -> None:
+    """The free places that the C library has for larger objects, until it takes fresh memory for each size."""
+    from ctypes import CDLL, c_void_p
+
+    heap = CDLL(None)
+    heap.malloc.restype = heap.sbrk.restype = c_void_p
+    end = heap.sbrk(0)
+    for size in range(1 << 16, 0, -16):
+        while 0 < (place := heap.malloc(size) or 0) < end:
+            pass
+        heap.free(c_void_p(place))
 
 
 def _of(size: int) -> object:

@@ -1,10 +1,12 @@
 """Everything that pid 1 and its children import: what the image packs is what a sandbox uses."""
 
 from collections.abc import Callable
+from functools import partial
 
 
-def imported() -> Callable[[list[str]], int]:
-    """What takes the arguments, with everything imported."""
+def imported(*, rehearsed: bool = False) -> Callable[[list[str]], int]:
+    """What takes the arguments, with everything imported. `rehearsed`: the runner's rehearsal is held here, once
+    for all forks of this process."""
     from sandbox.boot.diet import deferred_imports
 
     with deferred_imports():
@@ -12,4 +14,9 @@ def imported() -> Callable[[list[str]], int]:
         from sandbox.pid1.supervisor import Supervisor
         from sandbox.runner import agent, runner
     agent.prepare()
-    return lambda arguments: Supervisor(box_of(arguments), runner.main).run()
+    if rehearsed:
+        from sandbox.boot.rehearsal import rehearse_here
+
+        rehearse_here()
+    main = partial(runner.main, rehearsed=rehearsed)
+    return lambda arguments: Supervisor(box_of(arguments), main).run()

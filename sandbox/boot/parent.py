@@ -4,11 +4,12 @@
     python parent.py --rooted   the line first brings the root of an image, with modules to import (`rooted`)
 
 The *template* imports what pid 1 of a sandbox imports, and then waits for a byte. A rooted one first imports the
-modules of the image that programs are to find imported (`preloaded`). For each byte the template forks, and the
-child enters a sandbox of its own (`entering`) and becomes its pid 1. The template does nothing else, so all
-children have the same addresses: what it allocates between two forks would move theirs. The *server*, pid 1 of
-the box, does the rest: it gets the keeper's requests, hands each on to a child, and learns how it ends. Neither
-reads a text of a model or runs code of one. Messages are JSON, one a packet:
+modules of the image that programs are to find imported (`preloaded`). For one byte the template forks, and the
+child enters a sandbox of its own (`entering`) and becomes its pid 1; for another it waits for a child that has
+ended. It does nothing else, so all children have the same addresses: what it allocates between two forks would
+move theirs. The *server*, pid 1 of the box, does the rest: it gets the keeper's requests, hands each on to a
+child, and learns how it ends. Neither reads a text of a model or runs code of one. Messages are JSON, one a
+packet:
 
     → {"root": [PLACE, ...]} and descriptors                    once, if it is rooted
     ← {"ready": MODULES} or {"unfit": WHY}                      once
@@ -41,7 +42,8 @@ _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
 _APP = "/opt/sandbox/app"
 _OURS = f"{_APP}/sandbox/"
 _ROOTED, _TEMPLATE = "--rooted", "--template"
-_TAKEN = b"+"  # what a child says when it has its request
+_FORK, _WAIT = b"f", b"w"  # what the template is told
+_TAKEN, _ENDED = b"+", b"-"  # what a child says when it has its request, and the template of one, with its status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,10 +53,11 @@ Become = Callable[[list[str]], int]
 
 
 class Template:
-    """`handed`: its end of the socket on which children get their requests. `go`: a byte from it means a fork."""
+    """`handed`: its end of the socket on which children get their requests. `go`: where it is told what to do."""
 
     def __init__(self, line: socket.socket, handed: socket.socket, go: int) -> None:
         self._line, self._handed, self._go = line, handed, go
+        self._processes = os.open("/proc/self/ns/pid", os.O_RDONLY)
 
     def be_rooted(self, places: Sequence[str], descriptors: Sequence[int]) -> NoReturn:
         """Goes on in the root of these mounts, with what programs are to find imported (`rooted.exec_in_root`)."""
@@ -75,6 +78,8 @@ class Template:
         """Ends with its server. `held`: what programs find imported."""
         from sandbox.boot.packed import PackedImports
 
+        if held is not None and (why := unforkable()):
+            self._give_up(why)
         with nullcontext() if held is None else _nothing_at_exit():
             with PackedImports():
                 import sandbox.boot.entering
@@ -83,23 +88,19 @@ class Template:
                 from sandbox import held as found
                 from sandbox.boot.imported import imported
                 from sandbox.boot.settling import settle
-            become = imported()
+            become = imported(rehearsed=True)
         found.python = held
-        why = "" if held is None else unforkable()
-        if why := why or unfit({0, 1, 2, LINE, self._handed.fileno(), self._go}):
+        if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go, self._processes}):
             self._give_up(why)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         settle()
         _tell(self._line, {"ready": len(sys.modules)})
         # Whatever is allocated here is freed again before the next fork.
-        while os.read(self._go, 1):
-            try:
-                pid = os.fork()
-            except OSError as error:
-                self._refuse(error)
-                continue
-            if pid == 0:
+        while told := os.read(self._go, 1):
+            if told == _FORK:
                 self._fork(become)
-            os.waitpid(pid, 0)
+            else:
+                self._handed.send(b"%b%d %d" % (_ENDED, *os.waitpid(-1, 0)))
         os._exit(0)
 
     def run_holding(self, uid: int, gid: int, path: str, modules: Sequence[str]) -> NoReturn:
@@ -124,21 +125,18 @@ class Template:
         _tell(self._line, {"unfit": why})
         os._exit(1)
 
-    def _fork(self, become: Become) -> NoReturn:
-        """Makes the child pid 1 of its processes from its first moment, and ends: the server waits for it."""
+    def _fork(self, become: Become) -> None:
+        """The child is pid 1 of its processes from its first moment."""
         from sandbox.pid1.filter import libc
 
         try:
-            libc("unshare", _NEW_PROCESSES)
+            libc("unshare", _NEW_PROCESSES)  # of children; this process stays where it is
             if (pid := os.fork()) == 0:
                 self._be_child(become)
             self._handed.send(b"%d" % pid)
         except OSError as error:
-            self._refuse(error)
-        os._exit(0)
-
-    def _refuse(self, error: OSError) -> None:
-        self._handed.send((error.strerror or "nobody knows why").encode())
+            self._handed.send((error.strerror or "nobody knows why").encode())
+        libc("setns", self._processes, _NEW_PROCESSES)
 
     def _be_child(self, become: Become) -> NoReturn:
         from sandbox.boot.entering import Request, enter
@@ -151,7 +149,7 @@ class Template:
             process = os.pidfd_open(os.getpid())
             socket.send_fds(self._line, [json.dumps({"forked": request.name}).encode()], [process])
             self._handed.send(_TAKEN)
-            for number in (process, self._go):
+            for number in (process, self._go, self._processes):
                 os.close(number)
             self._line.close()
             self._handed.close()
@@ -169,37 +167,34 @@ class Template:
 
 
 class Server:
-    """`template`: its process. `handing`, `handed`: both ends of the socket on which children get their requests.
-    `go`: to the template."""
+    """`template`: its process, as a descriptor. `handing`, `handed`: both ends of the socket on which children get
+    their requests. `go`: to the template."""
 
     def __init__(
         self, line: socket.socket, template: int, handing: socket.socket, handed: socket.socket, go: int
     ) -> None:
         self._line, self._template, self._go = line, template, go
         self._handing, self._handed = handing, handed
+        self._poll = select.epoll()
+        for number in (line.fileno(), handing.fileno(), template):
+            self._poll.register(number, select.EPOLLIN)
         self._under_way = ""  # the name of the one that was handed on, until a child has it
         self._child, self._is_taken = 0, False  # its process, when that is known; whether it has its request
 
     def serve(self) -> None:
         """Until the keeper hangs up, or the template ends."""
-        wakeup, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        if not self._reap():  # before there was a handler
-            return
         while True:
-            poll = select.poll()
-            poll.register(wakeup, select.POLLIN)
-            poll.register(self._handing if self._under_way else self._line, select.POLLIN)
-            ready = [number for number, _ in poll.poll()]
-            if self._handing.fileno() in ready:
-                self._hear_child()
-            if wakeup in ready:
-                os.read(wakeup, 4096)
-                if not self._reap():
+            for number, _ in self._poll.poll():
+                if number == self._template:
                     return
-            if self._line.fileno() in ready and not self._hand_on():
-                return
+                if number == self._handing.fileno():
+                    self._hear()
+                elif number != self._line.fileno():  # a child has ended, and stays until the template waits for it
+                    self._poll.unregister(number)
+                    os.close(number)
+                    os.write(self._go, _WAIT)
+                elif not self._hand_on():
+                    return
 
     def _hand_on(self) -> bool:
         """False: the keeper has hung up."""
@@ -209,26 +204,37 @@ class Server:
             return False
         if not message:
             return False
-        self._under_way, self._child, self._is_taken = json.loads(message)["fork"], 0, False
+        self._under_way = json.loads(message)["fork"]
         try:
             socket.send_fds(self._handing, [message], descriptors)
         finally:
             for number in descriptors:
                 os.close(number)
-        os.write(self._go, b"x")
+        self._poll.modify(self._line, 0)  # one at a time
+        os.write(self._go, _FORK)
         return True
 
-    def _hear_child(self) -> None:
-        """Which process it is, that it has its request, or why it cannot be made."""
+    def _hear(self) -> None:
+        """Which process the child is, that it has its request, or why it cannot be made; and how one has ended."""
         said = self._handing.recv(_MOST_BYTES)
-        if said == _TAKEN:
+        if said.startswith(_ENDED):
+            pid, status = map(int, said.removeprefix(_ENDED).split())
+            if self._under_way and pid == self._child:
+                self._refuse("it ended before it had its request")
+            _tell(self._line, {"ended": pid, "status": status})
+        elif said == _TAKEN:
             self._is_taken = True
         elif said.isdigit():
             self._child = int(said)
+            self._poll.register(os.pidfd_open(self._child), select.EPOLLIN)
         else:
             self._refuse(said.decode())
         if self._is_taken and self._child:  # in either order
-            self._under_way = ""
+            self._done()
+
+    def _done(self) -> None:
+        self._under_way, self._child, self._is_taken = "", 0, False
+        self._poll.modify(self._line, select.EPOLLIN)
 
     def _refuse(self, why: str) -> None:
         """Nobody gets the request that is under way."""
@@ -239,21 +245,7 @@ class Server:
             for number in descriptors:
                 os.close(number)
         _tell(self._line, {"refused": self._under_way, "why": why})
-        self._under_way = ""
-
-    def _reap(self) -> bool:
-        """False: the template has ended."""
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return True
-            if pid == self._template:
-                return False
-            while self._under_way and select.select([self._handing], [], [], 0)[0]:
-                self._hear_child()  # what it said before it ended
-            if self._under_way and pid == self._child and not self._is_taken:
-                self._refuse("it ended before it had its request")
-            _tell(self._line, {"ended": pid, "status": status})
+        self._done()
 
 
 def _run(arguments: list[str], supervise: Become) -> int:
@@ -353,7 +345,9 @@ def main() -> int:
     for number in [] if root is None else root[1]:
         os.close(number)
     os.close(going)
-    Server(line, template, handing, handed, go).serve()
+    template_there = os.pidfd_open(template)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how the template ends, or what loses its parent
+    Server(line, template_there, handing, handed, go).serve()
     return 0
 
 

@@ -62,10 +62,15 @@ _COPY = Duration(seconds=60)
 Solve = Callable[[str], Result]  # an instruction, with its place in the conversation so far
 
 
-def main(box: Box, control: RunnerEnd, confinement: pb.Confinement) -> int:
-    """The runner's whole life; returns its exit code."""
+def main(box: Box, control: RunnerEnd, confinement: pb.Confinement, rehearsed: bool = False) -> int:
+    """The runner's whole life; returns its exit code. `rehearsed`: before this process was forked."""
     link = WorkerLink(control)
-    rehearse(link)
+    link.replace()
+    if rehearsed:
+        link.greet()
+    else:
+        rehearse(link)
+        link.replace()
     endpoint: ProgramEndpoint | None = None
     if box.preload:
         from sandbox.runner.program_agent import preload  # imports an HTTP server
@@ -238,18 +243,16 @@ def prompt(question: str, files: tuple[Path, ...]) -> str:
 def rehearse(link: WorkerLink) -> None:
     """A whole run with canned completions, so that the real one finds everything loaded.
 
-    This saves most of the time between assignment and first completion. The rehearsal's worker is
-    replaced: the real run gets a fresh one.
+    This saves most of the time between assignment and first completion. The real run gets a fresh worker from the
+    caller.
     """
     lines = iter(["x = 6 * 7\nprint(x)", "final_answer(x)"])
 
     def canned(kind: Kind, messages: tuple[Message, ...], agent: str = "", tools: Tools = ()) -> Completion:
         return Completion(f"Thought: a rehearsal.\n<code>\n{next(lines)}\n</code>", 1, 1)
 
-    link.replace()
     rehearsal = Assignment("What is 6 * 7?", AgentSettings(max_steps=2, step_timeout_s=30.0))
     solve = solver(rehearsal, link, canned, call_tool=lambda name, arguments: "", on_step=lambda step: None)
     result = solve(rehearsal.question)
     if result.answer != b"42":
         raise RuntimeError(f"the rehearsal ended with {result}")
-    link.replace()

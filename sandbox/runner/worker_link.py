@@ -69,6 +69,17 @@ class WorkerLink:
         self._received.clear()
         self._output = BoundedOutput(self._max_output_chars)
 
+    def greet(self) -> None:
+        """Sees that a fresh worker works. Raises WorkerLost."""
+        deadline = time.monotonic() + _PLACE_LIMIT_S
+        self.send({"kind": "place", "cwd": "", "environment": {}}, deadline)
+        self.receive(deadline)
+
+    def close(self) -> None:
+        """Ends the worker, and what gives workers."""
+        self._drop_worker()
+        self._control.close()
+
     def settle(self) -> None:
         """Sends a fresh worker to the place where its code is to work. Raises WorkerLost; PlaceUnusable if it
         cannot work there."""
@@ -241,12 +252,15 @@ class WorkerLink:
 
     def _end_worker(self, ask: Callable[[], None], answer: type[N]) -> N:
         """Closes the worker's pipes, asks pid 1 for what comes next, and waits for it. Raises SupervisorGone."""
+        self._drop_worker()
+        return self._ask(ask, answer)
+
+    def _drop_worker(self) -> None:
         if self._worker is not None:
             for fd in (self._worker.commands, self._worker.frames, self._worker.output):
                 with contextlib.suppress(OSError):
                     os.close(fd)
             self._worker = None
-        return self._ask(ask, answer)
 
     def _ask(self, ask: Callable[[], None], answer: type[N]) -> N:
         """Asks pid 1 and waits for its answer. Raises SupervisorGone."""

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -69,6 +69,11 @@ def parent_of(pid: int) -> int:
     return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
 
 
+def box_of(pid: int) -> int:
+    """Pid 1 of the box that a sandbox was forked in: the parent of the template, which is its own."""
+    return parent_of(parent_of(pid))
+
+
 def below(pid: int) -> list[int]:
     """It, and all processes that come from it."""
     return [pid, *(each for child in children(pid) for each in below(child))]
@@ -105,17 +110,19 @@ async def test_siblings_have_one_parent_and_nothing_else_in_common(many: Any) ->
         common -= {""}  # v1 is used
     assert {name for name in common if not name.startswith("name=")} <= {"cpuset", "devices"}
     theirs = [{*descriptors(pid).values()} for sandbox in (one, other) for pid in below(sandbox.pid)]
-    parents_own = {*descriptors(parent_of(one.pid)).values()} - {"/dev/null"}
+    box = (parent_of(one.pid), box_of(one.pid))
+    parents_own = {name for pid in box for name in descriptors(pid).values()} - {"/dev/null"}
     first, second = ({*theirs[0], *theirs[1], *theirs[2]}, {*theirs[3], *theirs[4], *theirs[5]})
     shared = {name for name in first & second if re.match(r"socket|pipe|anon|pid:|mnt:", name)}
-    assert shared - {"anon_inode:[eventfd]", "anon_inode:[eventpoll]"} == set()
-    assert parents_own & (first | second) == set(), "nothing of the line to the keeper"
+    nameless = {"anon_inode:[eventfd]", "anon_inode:[eventpoll]"}
+    assert shared - nameless == set()
+    assert parents_own & (first | second) - nameless == set(), "nothing of the line to the keeper"
 
 
 async def test_root_inside_is_nobody_outside(many: Any) -> None:
     _, park, _ = many
     (sandbox,) = await park(1)
-    for pid in (sandbox.pid, parent_of(sandbox.pid)):
+    for pid in (sandbox.pid, parent_of(sandbox.pid), box_of(sandbox.pid)):
         assert Path(f"/proc/{pid}").stat().st_uid == parent_ids(None).users[0]["hostID"] > 1 << 30
     status = Path(f"/proc/{parent_of(sandbox.pid)}/status").read_text()
     assert int(re.findall(r"CapBnd:\s*(\w+)", status)[0], 16) == sum(1 << n for n in (6, 7, 8, 12, 21))
@@ -241,10 +248,14 @@ async def test_a_start_that_is_cancelled_leaves_nothing_whenever_that_is(many: A
             break
 
 
-async def test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another(many: Any) -> None:
+@pytest.mark.parametrize("killed", [parent_of, box_of], ids=["template", "server"])
+async def test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another(
+    many: Any, killed: Callable[[int], int]
+) -> None:
     _, park, _ = many
     one, other = await park(2)
-    os.kill(old := parent_of(one.pid), signal.SIGKILL)
+    old = parent_of(one.pid)
+    os.kill(killed(one.pid), signal.SIGKILL)
     for sandbox in (one, other):
         async with asyncio.timeout(HANG_S):
             with pytest.raises(SandboxLostError, match="forked from"):
@@ -274,7 +285,7 @@ async def test_a_fork_that_the_kernel_refuses_costs_that_start_alone(many: Any) 
 async def test_a_parent_that_stands_still_costs_a_start_and_its_sandboxes(many: Any) -> None:
     _, park, _ = many
     (first,) = await park(1)
-    os.kill(children(parent_of(first.pid))[0], signal.SIGSTOP)
+    os.kill(parent_of(first.pid), signal.SIGSTOP)
     with pytest.raises(LaunchError, match="its parent has ended"):
         await park(1)
     with pytest.raises(SandboxLostError, match="forked from"):
@@ -285,7 +296,7 @@ async def test_a_parent_that_stands_still_costs_a_start_and_its_sandboxes(many: 
 async def test_what_a_killed_keeper_left_is_removed_by_the_next(many: Any, temporary: Path) -> None:
     _, park, stack = many
     one, other = await park(2)
-    os.kill(parent_of(parent_of(one.pid)), signal.SIGKILL)
+    os.kill(parent_of(box_of(one.pid)), signal.SIGKILL)
     for sandbox in (one, other):
         async with asyncio.timeout(HANG_S):
             with pytest.raises(SandboxLostError, match="has ended"):
@@ -315,13 +326,13 @@ async def test_forks_leave_nothing_behind(
     monkeypatch.setattr(parents, "MOST_S", 1e9)
     launcher, park, _ = many
     (first,) = await park(1)
-    parent = parent_of(first.pid)
+    template, parent = parent_of(first.pid), box_of(first.pid)
     keeper = parent_of(parent)
 
     def state() -> tuple[int, ...]:
-        return len(descriptors(parent)), len(descriptors(keeper)), mounts_of(parent), mounts_of(keeper)
+        ours = (template, parent, keeper)
+        return *(len(descriptors(pid)) for pid in ours), *(mounts_of(pid) for pid in ours)
 
-    template = children(parent)[0]
     before, memory = state(), [resident_bytes(pid) for pid in (parent, template, keeper)]
     names: set[str] = set()
     for _ in range(count // 5):
@@ -329,8 +340,7 @@ async def test_forks_leave_nothing_behind(
             await asyncio.gather(*(_parked_once(launcher, stack, run) for _ in range(5)))
             names |= {*launcher._live}
     await eventually(lambda: state() == before)
-    assert children(parent) == [template, first.pid], "no zombies"
-    assert parent_of(first.pid) == parent
+    assert (children(parent), children(template)) == ([template], [first.pid]), "no zombies"
     assert len(names) == count + 1
     assert names & control_groups_of_sandboxes() == {first.name}
     for pid, bytes_before in zip((parent, template, keeper), memory, strict=True):
@@ -360,7 +370,7 @@ async def test_a_parent_that_imports_threads_is_refused_by_name(
         "import runpy, sys, threading, time; import sandbox.boot.imported as ours; imported = ours.imported; "
     )
     threads += "wait = lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
-    threads += "ours.imported = lambda: (imported(), wait()); "
+    threads += "ours.imported = lambda **how: (imported(**how), wait()); "
     runs = "runpy.run_path('/opt/sandbox/app/sandbox/boot/parent.py', run_name='__main__')"
 
     def threaded(*given: Any, **named: Any) -> Any:

@@ -24,6 +24,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
 from sandbox.pid1 import identity, users
 from sandbox.pid1.confinement import confinement, cpu_millis
+from sandbox.pid1.filter import libc
 from sandbox.pid1.outbox import write_output
 from sandbox.pid1.worker_setup import clean_process, place_pipes
 from sandbox.procfs import Processes
@@ -35,6 +36,8 @@ EXIT_CANNOT_WIPE = 71
 EXIT_NO_ORCHESTRATOR = 72
 _WIPE_PAUSE_S = 0.005
 _KILLER_LIMIT_S = 0.2
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SET_BYTES, _SIGNAL_BYTES, _MOST_SIGNALS = 128, 128, 32  # sigset_t; signalfd_siginfo, which begins with the number
 _OUTPUT_MODE = 0o622  # the pipe is root's, and the worker may open it by name, as /dev/stdout
 
 RunnerMain = Callable[[Box, RunnerEnd, pb.Confinement], int]
@@ -83,7 +86,7 @@ class Supervisor:
         self._terminated_by: int | None = None
         self._control: SupervisorEnd
         self._tether: socket.socket
-        self._wakeup = -1
+        self._signals = -1
 
     def run(self) -> int:
         """Serves until the runner or the orchestrator ends, or a signal comes; returns this process' exit code.
@@ -96,7 +99,7 @@ class Supervisor:
         except TetherLost as error:
             print(error, file=sys.stderr, flush=True)
             return EXIT_NO_ORCHESTRATOR
-        self._wakeup = self._catch_signals()
+        self._signals = _caught_signals()
         # The collector skips all objects made so far: looking at them would copy the pages shared by fork.
         gc.freeze()
         self._control, theirs = control_line()
@@ -124,14 +127,14 @@ class Supervisor:
     def _serve(self) -> None:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._signals, select.POLLIN)
         poll.register(self._tether, select.POLLIN)
         while self._runner_status is None and self._terminated_by is None:
             ready = [fd for fd, _ in poll.poll()]
             if self._tether.fileno() in ready:
                 raise TetherLost("the orchestrator is gone")
-            if self._wakeup in ready:
-                os.read(self._wakeup, 4096)
+            if self._signals in ready:
+                self._take_signals()
                 self._reap()
             if self._control.fileno() in ready:
                 match self._control.request():
@@ -226,10 +229,7 @@ class Supervisor:
     def _child(self, main: Callable[[], int]) -> NoReturn:
         status = EXIT_BROKEN
         try:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, *_ENDING))
             status = main()
         except BaseException:
             traceback.print_exc()
@@ -306,15 +306,21 @@ class Supervisor:
 
     # ------------------------------------------------------------ signals
 
-    def _catch_signals(self) -> int:
-        """Returns a descriptor that becomes readable with every signal."""
-        readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda number, frame: setattr(self, "_terminated_by", number))
-        return readable
-
     def _await_signal(self, limit_s: float | None) -> None:
-        if select.select([self._wakeup], [], [], limit_s)[0]:
-            os.read(self._wakeup, 4096)
+        if select.select([self._signals], [], [], limit_s)[0]:
+            self._take_signals()
+
+    def _take_signals(self) -> None:
+        came = os.read(self._signals, _MOST_SIGNALS * _SIGNAL_BYTES)
+        for at in range(0, len(came), _SIGNAL_BYTES):
+            if (number := int.from_bytes(came[at : at + 4], sys.byteorder)) in _ENDING:
+                self._terminated_by = number
+
+
+def _caught_signals() -> int:
+    """A descriptor that signals are read from. A handler of Python's would leave an object where it interrupts, so
+    that addresses in a worker would depend on when a signal came."""
+    caught = (signal.SIGCHLD, *_ENDING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, caught)
+    kinds = sum(1 << (number - 1) for number in caught).to_bytes(_SET_BYTES, sys.byteorder)
+    return libc("signalfd", -1, kinds, os.O_NONBLOCK | os.O_CLOEXEC)

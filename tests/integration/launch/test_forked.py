@@ -114,7 +114,7 @@ async def test_siblings_have_one_parent_and_nothing_else_in_common(many: Any) ->
     parents_own = {name for pid in box for name in descriptors(pid).values()} - {"/dev/null"}
     first, second = ({*theirs[0], *theirs[1], *theirs[2]}, {*theirs[3], *theirs[4], *theirs[5]})
     shared = {name for name in first & second if re.match(r"socket|pipe|anon|pid:|mnt:", name)}
-    nameless = {"anon_inode:[eventfd]", "anon_inode:[eventpoll]"}
+    nameless = {f"anon_inode:[{kind}]" for kind in ("eventfd", "eventpoll", "signalfd")}
     assert shared - nameless == set()
     assert parents_own & (first | second) - nameless == set(), "nothing of the line to the keeper"
 

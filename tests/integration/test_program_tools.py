@@ -203,7 +203,8 @@ async def test_calls_whose_clients_hung_up_are_on_record_and_hold_up_nobody() ->
         assert ended.code == 0, ended.stderr
         (line,) = lines(folder / "run" / "rollouts.jsonl")
     assert (line["outcome"], line["answer"]) == ("finished", "still here"), line["reason"]
-    assert line["tool_calls"][-1]["output"] == "still here"
+    # Those before it may be answered after it.
+    assert [call["output"] for call in line["tool_calls"]].count("still here") == 1
 
 
 async def test_waiting_for_tools_does_not_use_up_the_rollouts_clock() -> None:

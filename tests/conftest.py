@@ -31,6 +31,7 @@ gc.disable()  # until all is collected: each round would look at everything that
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # at Python's own, a twelfth of the time of unit tests was for it
     gc.enable()
 
 

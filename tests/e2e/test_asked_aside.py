@@ -106,6 +106,7 @@ def trained(row: Row) -> list[int]:
     return [token for token, learns in zip(row.completion_ids, row.env_mask, strict=True) if learns]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aside", ASIDE)
 def test_every_line_is_trained_once_whatever_is_asked_aside(home: Path, aside: str) -> None:
     tokenizer = load_tokenizer(str(tokenizer_folder()))

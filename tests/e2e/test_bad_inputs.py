@@ -115,6 +115,7 @@ async def refused(home: Path, endpoint: ScriptedEndpoint, bad: Bad) -> None:
     assert len(endpoint.completions()) == asked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bad", USAGE.values(), ids=USAGE)
 async def test_wrong_usage_is_refused_before_anything_starts(
     home: Path, endpoint: ScriptedEndpoint, bad: Bad
@@ -122,6 +123,7 @@ async def test_wrong_usage_is_refused_before_anything_starts(
     await refused(home, endpoint, bad)
 
 
+@pytest.mark.long
 @pytest.mark.docker
 @pytest.mark.parametrize("bad", (UNUSABLE | NO_DOCKER).values(), ids=UNUSABLE | NO_DOCKER)
 async def test_unusable_environment_is_told_before_any_task_is_touched(

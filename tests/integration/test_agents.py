@@ -173,6 +173,7 @@ def forged(arguments):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [

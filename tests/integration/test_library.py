@@ -95,6 +95,7 @@ def threads() -> list[str]:
 # ---------------------------------------------------------------- a program without a loop
 
 
+@pytest.mark.long
 def test_rows_come_back_in_order_and_are_the_record(endpoint: ScriptedEndpoint, home: Path) -> None:
     config = load_config(**settings(endpoint, run_dir=str(home / "run")))
     with SyncOrchestrator(config) as orchestrator:
@@ -185,6 +186,7 @@ def test_an_error_of_an_observer_reaches_the_caller(endpoint: ScriptedEndpoint, 
             orchestrator.rollouts(TASKS)
 
 
+@pytest.mark.long
 def test_a_sick_endpoint_is_noticed_over_calls_that_are_small(home: Path) -> None:
     """Each call alone has too few groups for a verdict. Afterwards the program may go on."""
     refusing = {"text": "", "fault": {"kind": "400"}}
@@ -283,6 +285,7 @@ def left_in(home: Path) -> list[str]:
     return [path.name for path in home.glob("orchestrator-*")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [
@@ -318,6 +321,7 @@ except RuntimeError as error:
     assert out.splitlines()[-1] == "opened before this process was forked: make an orchestrator in here"
 
 
+@pytest.mark.long
 @pytest.mark.docker
 def test_the_end_of_the_interpreter_removes_the_containers(endpoint: ScriptedEndpoint, home: Path) -> None:
     from tests.e2e.leftovers import containers_of
@@ -329,6 +333,7 @@ def test_the_end_of_the_interpreter_removes_the_containers(endpoint: ScriptedEnd
     assert containers_of(process.pid) == []
 
 
+@pytest.mark.long
 def test_an_interrupted_call_cancels_its_rollouts_and_the_next_one_works(home: Path) -> None:
     slow = {
         "of q0!": [[says("Wait.", "import time\ntime.sleep(9_000)"), answers("0")]],

@@ -119,6 +119,7 @@ async def test_an_answer_of_100_megabytes_costs_its_own_call_alone(server: McpSe
         assert await mcp.call("echo", text="after it") == "after it"
 
 
+@pytest.mark.long
 async def test_an_answer_that_is_too_deep_and_one_that_never_comes_cost_their_own_calls(server: McpServer) -> None:
     async with opened(server, timeout_s=SHORT_S) as mcp:
         results = await asyncio.gather(

@@ -94,6 +94,7 @@ async def until(condition: Callable[[], object]) -> None:
 # ---------------------------------------------------------------- one image
 
 
+@pytest.mark.long
 async def test_stages_bases_and_proxies_are_those_of_the_operator(
     engine: docker.APIClient, base: str, word: str, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ async def test_stages_bases_and_proxies_are_those_of_the_operator(
     assert not engine.images(tag)
 
 
+@pytest.mark.long
 async def test_authorities_are_there_for_steps_and_not_in_the_image(
     engine: docker.APIClient, base: str, word: str, tmp_path: Path
 ) -> None:
@@ -210,6 +212,7 @@ def tasks(home: Path, **dockerfiles: str) -> None:
 LOOK = "final_answer(open('/made').read() if os.path.exists('/made') else 'nothing')"
 
 
+@pytest.mark.long
 async def test_a_run_rolls_tasks_out_in_the_images_of_their_dockerfiles(base: str, word: str) -> None:
     with (
         place() as home,

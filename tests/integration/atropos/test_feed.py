@@ -273,6 +273,7 @@ async def test_what_is_finished_while_the_run_api_is_away_is_delivered_later(api
         assert serve.feed.ledger.lost == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault",
     [

@@ -8,6 +8,8 @@ import signal
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.inference import ScriptedServer
 from tests.fakes.runs import DEADLINE_S, Running, answers, flags, running, until
 from tests.fakes.trainers import Trainer, free_port, run_api
@@ -61,6 +63,7 @@ async def test_groups_tell_the_version_that_the_trainer_said_and_how_far_behind_
         assert facts["staleness"] in (None, 0, 2)
 
 
+@pytest.mark.long
 async def test_groups_that_are_too_old_are_not_delivered(home: Path) -> None:
     port = free_port()
     async with run_api() as api, ScriptedServer("vllm", answers(TASKS, delay_s=1.0)) as server:

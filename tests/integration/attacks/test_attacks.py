@@ -90,7 +90,11 @@ def tasks(attacks: Mapping[str, Attack]) -> Iterator[dict[str, Any]]:
         yield task | ({"limits": dict(attack.limits)} if attack.limits else {})
 
 
-@pytest.fixture(scope="module", params=[*KINDS])
+# All but one kind of sandbox are of `make test-long`.
+MARKS = {kind: [pytest.mark.long] if kind != "docker" else [] for kind in KINDS}
+
+
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=marks) for kind, marks in MARKS.items()])
 def run(request: pytest.FixtureRequest) -> Run:
     kind: str = request.param
     if kind != "docker":
@@ -177,7 +181,9 @@ def test_one_process_carried_all_of_it_out_and_nothing_is_left(run: Run) -> None
 
 
 @pytest.mark.parametrize(
-    ("run", "name"), [(kind, name) for kind, attacks in KINDS.items() for name in attacks], indirect=["run"]
+    ("run", "name"),
+    [pytest.param(kind, name, marks=MARKS[kind]) for kind, attacks in KINDS.items() for name in attacks],
+    indirect=["run"],
 )
 def test_the_attack_is_contained_and_earns_nothing(run: Run, name: str) -> None:
     attack, rollout = run.attacks[name], run.rollouts[name]

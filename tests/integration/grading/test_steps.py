@@ -152,6 +152,7 @@ def said_by_user(call: Call) -> str:
     return "".join(message.content for message in call.messages if message.role != "assistant")
 
 
+@pytest.mark.long
 async def test_each_step_is_graded_while_nothing_runs_and_the_conversation_goes_on(home: Path, base: str) -> None:
     a_task_of_steps(home / "tasks" / "three")
     (line,) = await rolled_out(home, base, beating)
@@ -194,6 +195,7 @@ async def test_a_resumed_run_takes_recorded_steps_as_they_are(home: Path, base: 
     assert (again["tokens"], again["scores"]) == (first["tokens"], first["scores"])
 
 
+@pytest.mark.long
 async def test_a_played_run_is_graded_step_by_step_again(home: Path, base: str) -> None:
     a_task_of_steps(home / "tasks" / "three")
     await rolled_out(home, base, beating)
@@ -240,6 +242,7 @@ print("did " + name)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agent", ["shell", "program"])
 async def test_steps_with(home: Path, base: str, agent: str) -> None:
     a_task_of_steps(home / "tasks" / "three", **{"steps/first/workdir/sub/a": ""})
@@ -278,6 +281,7 @@ FORGES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "outcome", "strategy", "score", "graded"),
     [

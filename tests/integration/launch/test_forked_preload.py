@@ -189,6 +189,7 @@ async def test_a_program_finds_what_it_would_find_without(run: str, temporary: P
     assert usual(told["fork"]) == usual(told["run"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "answer", "detail"),
     [
@@ -251,6 +252,7 @@ async def test_modules_are_imported_once_for_all_and_no_program_sees_what_anothe
     assert len({drawn for _, _, drawn in told}) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("does", "why"),
     [

@@ -61,6 +61,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.docker
 async def test_killed_orchestrator_leaves_nothing_once_the_next_one_starts(
     probe: str, run: str, monkeypatch: pytest.MonkeyPatch

@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci import parents
+from orchestrator.launch.oci.fork_bundles import parent_bundle, template_config
 from orchestrator.launch.oci.mounts import PARENT_ROOT
 from orchestrator.launch.oci.parent_ids import SHARED_BASE, parent_ids
-from orchestrator.launch.oci.parents import Parents, parent_bundle, template_config
+from orchestrator.launch.oci.parents import Parents
 from orchestrator.launch.oci.runtime import Unfit
 from orchestrator.launch.oci.user_namespace import UserNamespace, id_range
 from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE_IDS, UidPair

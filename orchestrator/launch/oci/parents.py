@@ -6,33 +6,27 @@ Where sandboxes are to find modules of their image imported, they have parents o
 """
 
 import asyncio
+import logging
 import math
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import LaunchError, RolloutError
-from orchestrator.launch.contents import APP, PYTHON, Contents
-from orchestrator.launch.hardening import MIB, SUPERVISOR_PIDS, Hardening
-from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_MOUNT
-from orchestrator.launch.oci.bundle import bundle
-from orchestrator.launch.oci.mounts import PARENT_ROOT
-from orchestrator.launch.oci.parent_ids import ParentIds
+from orchestrator.launch.oci.fork_bundles import PARENT_BYTES
 from orchestrator.launch.oci.runtime import Unfit
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import SandboxSpec
 
+log = logging.getLogger(__name__)
+
 MOST_FORKS = 1000
 MOST_S = 1800.0
 MOST_KINDS = 4  # with parents at a time: each kind has modules of its own in memory
 _AGAIN = Backoff(first_s=300.0, most_s=3600.0)  # each try may cost a sandbox over a minute
-_CAPABILITIES = ("NET_ADMIN", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN")
-_MEMORY_BYTES = 2048 * MIB
 
 
 @dataclass
@@ -79,6 +73,19 @@ class Parents:
         self.forks = 0  # so far, of all
         self._failures: dict[SandboxSpec | None, _Failure] = {}
         self._starting: defaultdict[SandboxSpec | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._told: set[tuple[SandboxSpec, str]] = set()  # why modules are not shared
+
+    async def lease_for(self, spec: SandboxSpec) -> str:
+        """As `lease`: a parent with the modules of the sandbox, if one has them. Raises LaunchError."""
+        if spec.preload and not spec.layers:
+            try:
+                return await self.lease(kind := kind_of(spec))
+            except LaunchError as error:
+                if (cause := (kind, str(error))) not in self._told:
+                    self._told.add(cause)
+                    line = "each sandbox of %s imports env.program_preload for itself: %s"
+                    log.warning(line, spec.image, error)
+        return await self.lease()
 
     async def lease(self, kind: SandboxSpec | None = None) -> str:
         """The name of a parent, until `release`. Raises LaunchError."""
@@ -160,36 +167,4 @@ class Parents:
 def kind_of(spec: SandboxSpec) -> SandboxSpec:
     """What modules can see of it: sandboxes that differ in memory and storage alone have one parent."""
     storage = 1 if spec.is_writable else 0
-    return replace(spec, memory_bytes=_MEMORY_BYTES, storage_bytes=storage, storage_inodes=storage)
-
-
-def template_config(config: dict[str, Any], user: tuple[int, int]) -> dict[str, Any]:
-    """What a template takes of the configuration of a sandbox, to import modules as that would. `user`: as whom,
-    (uid, gid)."""
-    without = ("/sys/fs/cgroup", CHANNEL_FOLDER, CHANNEL_MOUNT)
-    mounts = [told for told in config["mounts"] if told["destination"] not in without]
-    process = {**config["process"], "user": dict(zip(("uid", "gid"), user, strict=True))}
-    return {**config, "mounts": mounts, "process": process}
-
-
-def parent_bundle(
-    runtime: str, control_group: str, ids: ParentIds, base: Path, *, rooted: bool = False
-) -> dict[str, Any]:
-    """The configuration of a parent's container: a sandbox's without all that is of a task, and with what it takes
-    to make others. `runtime`: as in `Contents`. `base`: as in `Forking.make_parent`. `rooted`: it will have an
-    image as its root."""
-    nowhere, contents = Path("/"), Contents(runtime, {})
-    limits = Hardening((), nowhere, (), _MEMORY_BYTES, 0, 4 * SUPERVISOR_PIDS, {}, False, None, 0)
-    config = bundle(base / PARENT_ROOT, contents, limits, control_group)
-    process, linux = config["process"], config["linux"]
-    process["args"] = [PYTHON, "-P", f"{APP}/sandbox/boot/parent.py", *(["--rooted"] if rooted else [])]
-    capabilities = [f"CAP_{name}" for name in _CAPABILITIES]
-    process["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), capabilities)
-    config["mounts"] = [told for told in config["mounts"] if told["destination"] != CHANNEL_MOUNT]
-    linux["namespaces"].append({"type": "user"})
-    linux["uidMappings"], linux["gidMappings"] = ids.users, ids.groups
-    del linux["resources"]["cpu"]
-    # A process that mounts a /proc of its own must see the whole of one.
-    linux["maskedPaths"] = linux["readonlyPaths"] = []
-    del linux["seccomp"]
-    return config
+    return replace(spec, memory_bytes=PARENT_BYTES, storage_bytes=storage, storage_inodes=storage)

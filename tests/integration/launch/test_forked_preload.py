@@ -20,7 +20,7 @@ from orchestrator.agents.equipment import Equipment, ProgramFile
 from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.oci import launcher as oci_launcher
+from orchestrator.launch.oci import parents
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.machine import why_no_forks
 from orchestrator.types import Attempt, SandboxSpec
@@ -132,7 +132,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def bench(run: str, start: Any) -> AsyncIterator[Bench]:
     oci_images.stored_image()
     lines: list[str] = []
-    told = logging.getLogger(oci_launcher.__name__)
+    told = logging.getLogger(parents.__name__)
     told.addHandler(handler := logging.Handler())
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     launcher = OciLauncher(run, max_sandboxes=4, start=start, advise=lambda line: None, allow_localhost_tcp=True)

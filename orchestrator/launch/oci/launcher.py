@@ -339,7 +339,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             if not sandbox.is_guest:
                 self._uids.release(sandbox.uids)
             if sandbox.parent:
-                await self._parents.release(sandbox.parent)
+                await self._parents.release(sandbox.parent, sandbox.why_unready)
 
     async def _try_removal(self, name: str) -> bool:
         for failures in range(_REMOVALS):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from orchestrator.agents.equipment import Equipment, ProgramFile
+from orchestrator.errors import LaunchError
 from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.channels import Channels
@@ -112,7 +113,7 @@ class Bench:
     """Runs programs in sandboxes of one launcher. `lines`: what it logs."""
 
     def __init__(self, around: Resources, lines: list[str]) -> None:
-        self._around, self.lines = around, lines
+        self._around, self.lines, self.launcher = around, lines, around.launcher
 
     async def run(self, program: str, spec: SandboxSpec) -> Attempt:
         files = (ProgramFile("__main__.py", program.encode()), ProgramFile("beside.py", b""))
@@ -294,6 +295,43 @@ async def test_what_cannot_be_forked_is_imported_in_each_sandbox(
             assert attempt.record.answer == "forty-two", attempt
         (line,) = here.lines
     assert line.startswith("each sandbox of ")
+    assert why in line
+
+
+# An audit hook of C is kept from none of ours. The fork is pid 1 from its first moment.
+_HOOK = """
+import ctypes, os
+def ended(event, about, data):
+    if event == b"{event}" and os.getpid() == 1:
+        os._exit(9)
+    return 0
+KEPT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.py_object, ctypes.c_void_p)(ended)
+ctypes.pythonapi.PySys_AddAuditHook(KEPT, None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [("socket.sethostname", "it ended with 9"), ("os.fork", "the sandbox ended at start: exit code 9")],
+)
+async def test_where_no_fork_gets_ready_sandboxes_soon_import_for_themselves(
+    run: str, temporary: Path, event: str, why: str
+) -> None:
+    """Before it is sealed, or after."""
+    does = _HOOK.format(event=event)
+    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", does)), preload=("heavy",))
+    async with bench(run, "fork") as here:
+        for _ in range(2):
+            with pytest.raises(LaunchError, match=why):
+                await here.run(ASK + "print(SAID)", spec)
+            assert here.lines == []
+        for _ in range(2):
+            attempt = await here.run(ASK + "import heavy\nprint(SAID)", spec)
+            assert attempt.record.answer == "forty-two", attempt
+        (line,) = here.lines
+        assert here.launcher.now().parents == 1
+    assert line.startswith("each sandbox of ")
+    assert "what is forked with it does not get ready: " in line
     assert why in line
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci import parents
-from orchestrator.launch.oci.fork_bundles import parent_bundle, template_config
+from orchestrator.launch.oci.fork_bundles import acting_at_start, parent_bundle, template_config
 from orchestrator.launch.oci.mounts import PARENT_ROOT
 from orchestrator.launch.oci.parent_ids import SHARED_BASE, parent_ids
 from orchestrator.launch.oci.parents import Parents
@@ -341,6 +341,31 @@ def test_a_template_gets_the_places_of_a_sandbox_without_its_channel_and_groups(
     assert told["process"] == {"args": ["x"], "user": {"uid": 7, "gid": 8}}
     rooted = parent_bundle("/runtime", "/group", parent_ids(None), SHARED_BASE, rooted=True)
     assert rooted["process"]["args"][-1] == "--rooted"
+
+
+@pytest.mark.parametrize(
+    ("variable", "acts"),
+    [
+        ("LD_DEBUG=all", True),
+        ("LD_LIBRARY_PATH=/usr/local/cuda/lib64", False),
+        ("MALLOC_ARENA_MAX=2", True),
+        ("PYTHONWARNINGS=ignore,error::DeprecationWarning", False),
+        ("PYTHONWARNINGS=ignore,default:told:of.a.module", True),
+        ("PYTHONIOENCODING=UTF-8", False),
+        ("PYTHONIOENCODING=:replace", False),
+        ("PYTHONIOENCODING=latin-1", True),
+        ("PYTHONUTF8=1", False),
+        ("PYTHONUTF8=0", True),
+        ("PYTHONOPTIMIZE=1", True),
+        ("PYTHONOPTIMIZE=", False),
+        ("PYTHON_VERSION=3.13.1", False),
+        ("PYTHONDONTWRITEBYTECODE=1", False),
+        ("PYTHONPATH=/theirs", False),
+    ],
+)
+def test_variables_that_act_on_a_program_s_start_are_told_apart(variable: str, acts: bool) -> None:
+    name, _, value = variable.partition("=")
+    assert acting_at_start({name: value, "PATH": "/bin"}) == ([name] if acts else [])
 
 
 def test_identities_are_the_same_numbers_outside_and_all_others_are_nobodys() -> None:

@@ -2,7 +2,9 @@
 starts. `bundle` has that."""
 
 import json
+import re
 import resource
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +17,7 @@ from orchestrator.launch.oci.call_filter import FILTER, OWNER, encoded
 from orchestrator.launch.oci.forking import ROOT
 from orchestrator.launch.oci.mounts import PARENT_ROOT
 from orchestrator.launch.oci.parent_ids import SHARED_BASE, ParentIds, parent_ids
+from orchestrator.launch.oci.runtime import Unfit
 from orchestrator.launch.oci.user_namespace import UserNamespace
 from orchestrator.launch.oci.writable import agent_arguments
 from orchestrator.launch.uids import LAST_UID, UidPair
@@ -22,6 +25,14 @@ from orchestrator.types import SandboxSpec
 
 PARENT_BYTES = 2048 * MIB
 _ANY = UidPair(LAST_UID - 1, LAST_UID)  # for a parent, whose processes no sandbox reaches
+# What the loader, the C library and Python read when a program starts, and a process that is forked from a parent
+# cannot have without its pid 1. LD_LIBRARY_PATH is not among them: all of ours know the place of their libraries.
+_OF_LIBRARIES = re.compile(r"LD_(?!LIBRARY_PATH$)\w+|GLIBC_TUNABLES|MALLOC_\w+|GCONV_PATH|LOCPATH")
+_OF_PYTHON = re.compile(
+    r"PYTHON(DEBUG|DEVMODE|DUMPREFS\w*|INSPECT|INTMAXSTRDIGITS|MALLOC|MALLOCSTATS|OPTIMIZE|PERFSUPPORT|PLATLIBDIR"
+    r"|PROFILEIMPORTTIME|TRACEMALLOC|VERBOSE|_FROZEN_MODULES|_GIL|_JIT|_PERF_JIT_SUPPORT|_PRESITE)"
+)
+_UTF_8 = re.compile(r"utf-?8(:.*)?|:.*", re.IGNORECASE)
 _CAPABILITIES = ("NET_ADMIN", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN")
 
 
@@ -39,7 +50,9 @@ def write_parent(
     folder: Path, control_group: str, runtime: str, users: UserNamespace | None, root: ParentRoot | None
 ) -> dict[str, Any]:
     """Fills the folder of a parent's bundle. Returns what the keeper must know. `runtime`: as in `Contents`.
-    `users`: where an ordinary user runs it. Raises OSError."""
+    `users`: where an ordinary user runs it. Raises Unfit, OSError."""
+    if root is not None and (names := acting_at_start(root.contents.for_programs)):
+        raise Unfit(f"variables of its image would act on all that is forked: {', '.join(names[:4])}")
     ids = parent_ids(users)
     base = SHARED_BASE if users is None else folder.parent.parent / "shared"
     told: dict[str, Any] = {"base": str(base), "maps": ids.maps, "owner": ids.owner, "shifts": ids.shifts}
@@ -57,6 +70,23 @@ def write_parent(
         (folder / ROOT).write_text(json.dumps(template_config(config, importing)))
         told["image"] = str(root.image)
     return told
+
+
+def acting_at_start(environment: Mapping[str, str]) -> list[str]:
+    """Names of the variables by which an image changes, or has do something, whatever Python is started with them:
+    that of a parent, which is root, is pid 1 of all that is forked from it."""
+
+    def is_acting(name: str, value: str) -> bool:
+        match name:
+            case "PYTHONWARNINGS":  # a category has its module imported
+                return any("." in part for rule in value.split(",") for part in rule.split(":")[2:3])
+            case "PYTHONIOENCODING":
+                return not _UTF_8.fullmatch(value)
+            case "PYTHONUTF8" | "PYTHONCOERCECLOCALE":
+                return value == "0"
+        return bool(_OF_LIBRARIES.fullmatch(name) or _OF_PYTHON.fullmatch(name))
+
+    return sorted(name for name, value in environment.items() if value and is_acting(name, value))
 
 
 def parent_bundle(

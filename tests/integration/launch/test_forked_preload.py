@@ -419,6 +419,42 @@ async def test_what_an_image_has_python_do_at_its_start_is_not_done_by_ours(run:
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "PYTHONWARNINGS=all:0:antigravity.x:0:0",  # this module of Python's starts BROWSER
+        "PYTHONOPTIMIZE=2",
+        "GLIBC_TUNABLES=glibc.malloc.perturb=1",
+        "LD_BIND_NOW=1",
+        "LD_LIBRARY_PATH=/theirs",
+    ],
+)
+async def test_variables_of_an_image_that_act_on_whatever_starts_act_on_none_of_ours(
+    run: str, temporary: Path, variable: str
+) -> None:
+    """Of sandboxes that are not forked pid 1 does not have them. They act on programs alone, in both."""
+    names = ("libc.so.6", "libssl.so.3", "libstdc++.so.6", "libz.so.1")
+    browser = b"import os\nopen('/tmp/who', 'w').write('root' if os.getuid() == 0 else 'the agent')"
+    theirs = [folder("theirs"), *(file(f"theirs/{name}", b"broken") for name in names)]
+    heavy = "import os\nSEEN = open('/tmp/who').read() if os.path.exists('/tmp/who') else 'nobody'"
+    own = [*theirs, file("theirs/browser.py", browser), module("heavy/__init__.py", heavy)]
+    env = [variable, "BROWSER=/opt/sandbox/bin/python /theirs/browser.py %s", "PYTHONUNBUFFERED=1"]
+    spec = a_sandbox(image_with(temporary, *own, env=env), preload=("heavy", "ssl"))
+    name = variable.partition("=")[0]
+    program = ASK + f"import heavy\nprint(heavy.SEEN, sys.flags, os.environ[{name!r}])"
+    told = []
+    for start in ("run", "fork"):
+        async with bench(run, start) as here:
+            told.append((await here.run(program, spec)).record.answer)
+            if start == "fork" and name != "LD_LIBRARY_PATH":
+                (line,) = here.lines
+                assert line.endswith(f": variables of its image would act on all that is forked: {name}")
+            else:
+                assert here.lines == []
+    assert told[0] == told[1]
+    assert str(told[0]).startswith("the agent" if name == "PYTHONWARNINGS" else "nobody")
+
+
 async def test_no_process_of_a_sandbox_has_the_number_of_the_one_that_imported(run: str, temporary: Path) -> None:
     """Generators of random numbers as OpenSSL's know by their process' number that they were forked."""
     spec = a_sandbox(

@@ -333,6 +333,14 @@ def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespa
     assert all(told["hostID"] != 0 for told in config["linux"]["uidMappings"])
 
 
+def test_a_parent_is_asked_for_no_limit_that_cannot_be_set_and_was_waived() -> None:
+    """A runtime would refuse."""
+    waived = frozenset({"memory", "swap", "cpus", "pids"})
+    linux = parent_bundle("/runtime", "/group", parent_ids(None), SHARED_BASE, unlimited=waived)["linux"]
+    assert "cgroupsPath" not in linux
+    assert [*linux["resources"]] == ["devices"]
+
+
 def test_a_template_gets_the_places_of_a_sandbox_without_its_channel_and_groups() -> None:
     places = ["/proc", "/sys/fs/cgroup", "/workspace", "/run/channel", "/run/channel/box", "/opt/sandbox"]
     config = {"mounts": [{"destination": place} for place in places], "process": {"args": ["x"]}}

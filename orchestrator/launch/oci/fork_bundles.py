@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.launch.contents import APP, PYTHON, Contents
-from orchestrator.launch.hardening import MIB, SUPERVISOR_PIDS, Hardening, harden
+from orchestrator.launch.hardening import MIB, NO_MEASURES, SUPERVISOR_PIDS, Hardening, harden
 from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_MOUNT
 from orchestrator.launch.oci.bundle import bundle
 from orchestrator.launch.oci.call_filter import FILTER, OWNER, encoded
@@ -47,10 +47,15 @@ class ParentRoot(NamedTuple):
 
 
 def write_parent(
-    folder: Path, control_group: str, runtime: str, users: UserNamespace | None, root: ParentRoot | None
+    folder: Path,
+    control_group: str,
+    runtime: str,
+    users: UserNamespace | None,
+    root: ParentRoot | None,
+    unlimited: frozenset[str],
 ) -> dict[str, Any]:
     """Fills the folder of a parent's bundle. Returns what the keeper must know. `runtime`: as in `Contents`.
-    `users`: where an ordinary user runs it. Raises Unfit, OSError."""
+    `users`: where an ordinary user runs it. `unlimited`: as in `bundle`. Raises Unfit, OSError."""
     if root is not None and (names := acting_at_start(root.contents.for_programs)):
         raise Unfit(f"variables of its image would act on all that is forked: {', '.join(names[:4])}")
     ids = parent_ids(users)
@@ -58,7 +63,7 @@ def write_parent(
     told: dict[str, Any] = {"base": str(base), "maps": ids.maps, "owner": ids.owner, "shifts": ids.shifts}
     if users is not None:
         base.mkdir(exist_ok=True)  # the keeper is another user
-    config = parent_bundle(runtime, control_group, ids, base, rooted=root is not None)
+    config = parent_bundle(runtime, control_group, ids, base, rooted=root is not None, unlimited=unlimited)
     (folder / "config.json").write_text(json.dumps(config))
     if root is not None:
         hardening, importing = harden(root.kind, _ANY, folder), (_ANY.worker, _ANY.worker)
@@ -66,7 +71,7 @@ def write_parent(
             uid, gid = root.user
             hardening = replace(hardening, arguments=(*hardening.arguments, *agent_arguments(uid, gid)))
             importing = (ids.first_agent + uid, ids.first_agent + gid)
-        config = bundle(root.image, root.contents, hardening, control_group)
+        config = bundle(root.image, root.contents, hardening, control_group, unlimited=unlimited)
         (folder / ROOT).write_text(json.dumps(template_config(config, importing)))
         told["image"] = str(root.image)
     return told
@@ -90,13 +95,20 @@ def acting_at_start(environment: Mapping[str, str]) -> list[str]:
 
 
 def parent_bundle(
-    runtime: str, control_group: str, ids: ParentIds, base: Path, *, rooted: bool = False
+    runtime: str,
+    control_group: str,
+    ids: ParentIds,
+    base: Path,
+    *,
+    rooted: bool = False,
+    unlimited: frozenset[str] = NO_MEASURES,
 ) -> dict[str, Any]:
     """The configuration of a parent's container: a sandbox's without all that is of a task, and with what it takes
-    to make others. `base`: as in `Forking.make_parent`. `rooted`: it will have an image as its root."""
+    to make others. `base`: as in `Forking.make_parent`. `rooted`: it will have an image as its root. `unlimited`:
+    as in `bundle`."""
     nowhere, contents = Path("/"), Contents(runtime, {})
     limits = Hardening((), nowhere, (), PARENT_BYTES, 0, 4 * SUPERVISOR_PIDS, {}, False, None, 0)
-    config = bundle(base / PARENT_ROOT, contents, limits, control_group)
+    config = bundle(base / PARENT_ROOT, contents, limits, control_group, unlimited=unlimited)
     process, linux = config["process"], config["linux"]
     process["args"] = [PYTHON, "-P", f"{APP}/sandbox/boot/parent.py", *(["--rooted"] if rooted else [])]
     capabilities = [f"CAP_{name}" for name in _CAPABILITIES]
@@ -104,7 +116,7 @@ def parent_bundle(
     config["mounts"] = [told for told in config["mounts"] if told["destination"] != CHANNEL_MOUNT]
     linux["namespaces"].append({"type": "user"})
     linux["uidMappings"], linux["gidMappings"] = ids.users, ids.groups
-    del linux["resources"]["cpu"]
+    linux["resources"].pop("cpu", None)
     # A process that mounts a /proc of its own must see the whole of one.
     linux["maskedPaths"] = linux["readonlyPaths"] = []
     del linux["seccomp"]

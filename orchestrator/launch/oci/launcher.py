@@ -221,7 +221,8 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             image, user = await self._image_and_user(kind)
             root = ParentRoot(kind, image.root, self._contents[image.digest], user)
         with self._new_folder(name) as folder:
-            told = write_parent(folder, path_beside_ours(name), self._runtime_folder, self._users, root)
+            group, runtime_folder = path_beside_ours(name), self._runtime_folder
+            told = write_parent(folder, group, runtime_folder, self._users, root, self._unlimited)
         await runtime.start(name, folder, {"parent": {**told, "sharers": self._sharers}})
 
     async def _start_command(

@@ -111,3 +111,5 @@ def test_limits_that_cannot_be_set_are_told_by_name_and_can_be_waived(archive: P
         told = carried_out(user, *doctor, "--env.waive_hardening", LIMITS)
         assert "warn  limits      not limited, as you waived it: memory, swap, cpus, pids" in told
         assert "ok    sandbox     started, confined as it must be, and removed" in told
+        told = carried_out(user, *doctor, "--env.waive_hardening", LIMITS, "--env.start", "fork")
+        assert "ok    sandbox     forked from a parent, confined as it must be, and removed" in told

@@ -75,7 +75,10 @@ def carried_out(user: OrdinaryUser, *argv: str) -> str:
         ("launch/test_launchers.py", "oci and not runsc and not crun"),  # gVisor wants root
         ("launch/test_oci_launcher.py", "oci"),
         ("launch/test_confinement.py", "oci"),
-        ("launch/test_forked.py", "cancelled or closed or lost or stands_still or killed_keeper or renewed or threads"),
+        (
+            "launch/test_forked.py",
+            "cancelled or closed or lost or stands_still or killed_keeper or renewed or threads",
+        ),
         ("launch/test_forked_preload.py", "forked"),
         ("launch/test_writable_root.py", "not (docker_refuses or auto_without or more_storage or crun)"),
         ("launch/test_root_inside.py", "root"),

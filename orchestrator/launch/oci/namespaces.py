@@ -55,7 +55,8 @@ class Namespaces:
         """Whoever waits for a socket, or asks for one later, gets none. Idempotent."""
         self._is_closed = True
         if self._line is not None:
-            self._line.shutdown(socket.SHUT_RDWR)  # who waits for an answer hears of it
+            with suppress(OSError):  # nobody is there
+                self._line.shutdown(socket.SHUT_RDWR)  # who waits for an answer hears of it
         async with self._one_at_a_time:
             line, self._line = self._line, None
         if line is not None:
@@ -87,9 +88,8 @@ class Namespaces:
         if made is None:
             if words:
                 await self._restart_for_others(words)
-            raise OSError(
-                0, printable(words.decode("utf-8", "replace"), "?") or "the process for sockets has ended"
-            )
+            ended = CLOSED if self._is_closed else "the process for sockets has ended"
+            raise OSError(0, printable(words.decode("utf-8", "replace"), "?") or ended)
         return made
 
     async def _restart_for_others(self, words: bytes) -> None:

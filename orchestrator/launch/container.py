@@ -44,6 +44,7 @@ class ContainerSandbox(ABC):
         self.uids = uids
         self.begun_s: float | None = None  # loop time; None: not started
         self.cpu_clock: CpuClock | None = None
+        self.why_unready: str | None = None  # empty: it got ready; None: nobody knows
         self._ended = asyncio.Event()
         self._exit: SandboxExit | None = None
         self._lost: RolloutError | None = None
@@ -148,6 +149,10 @@ class ContainerLauncher(ABC, Generic[S]):
                     demands = harden(spec, sandbox.uids, channel, allow_localhost_tcp=self._allow_localhost_tcp)
                     await self._start(sandbox, spec, demands)
                 yield sandbox
+                sandbox.why_unready = ""
+            except LaunchError as error:  # also of who waited for it to get ready
+                sandbox.why_unready = str(error)
+                raise
             finally:
                 await uninterrupted(self._remove(sandbox))
 

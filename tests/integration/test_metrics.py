@@ -167,10 +167,19 @@ def dashboard() -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
+def test_the_dashboard_asks_for_metrics_that_the_page_tells_of() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    told = {*re.findall(r"`(orchestrator_\w+)`", page)}
+    asked = {name for expression in dashboard() for name in re.findall(r"orchestrator_\w+", expression)}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in asked} <= told
+    assert {"orchestrator_parents", "orchestrator_forks_total", "orchestrator_sandbox_memory_bytes"} <= asked
+
+
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="no Prometheus is installed")
 async def test_a_real_prometheus_answers_every_query_of_the_dashboard(home: Path) -> None:
-    """From what it scraped of one run. Only what needs a policy server or egress has no series."""
+    """From what it scraped of one run. Only what needs a policy server, egress or a launcher of containers has no
+    series."""
     async with ScriptedServer("vllm", answers(TASKS, delay_s=2.0)) as server:
         async with running(*flags(home, server.base_url, metrics_port=0), directory=home) as started:
             prometheus = Prometheus(home, await metrics_url(started))
@@ -188,5 +197,5 @@ async def test_a_real_prometheus_answers_every_query_of_the_dashboard(home: Path
             finally:
                 prometheus.end()
     assert len(dashboard()) > 20
-    names = ("orchestrator_staleness", "orchestrator_sandbox_requests_total")
+    names = ("orchestrator_staleness", "orchestrator_sandbox_requests_total", "orchestrator_sandbox_memory_bytes")
     assert all(any(name in expression for name in names) for expression in silent), silent

@@ -200,6 +200,11 @@ ROWS = {
         f"{FORKED}::test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another",
         f"{FORKED}::test_a_parent_that_stands_still_costs_a_start_and_its_sandboxes",
     ],
+    "forked sandboxes: none gets ready, as modules imported ahead break it": [
+        "integration/launch/test_forked_preload.py::"
+        "test_where_no_fork_gets_ready_sandboxes_soon_import_for_themselves",
+        "unit/test_parents.py::test_a_kind_of_which_no_sandbox_gets_ready_does_without_a_parent",
+    ],
     "proxy: call cut in the middle": [
         "integration/test_inside_the_box.py::test_a_cut_completion_is_asked_for_again_under_the_same_number",
         "unit/test_leases.py::test_a_retried_call_gets_the_recorded_answer_and_never_a_second_sample",

@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci import parents
+from orchestrator.launch.oci.fork_bundles import acting_at_start, parent_bundle, template_config
 from orchestrator.launch.oci.mounts import PARENT_ROOT
 from orchestrator.launch.oci.parent_ids import SHARED_BASE, parent_ids
-from orchestrator.launch.oci.parents import Parents, parent_bundle, template_config
+from orchestrator.launch.oci.parents import Parents
 from orchestrator.launch.oci.runtime import Unfit
 from orchestrator.launch.oci.user_namespace import UserNamespace, id_range
 from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE_IDS, UidPair
@@ -158,6 +159,71 @@ async def test_a_kind_that_no_parent_can_have_is_not_tried_again(started: Starte
     assert len(started.names) == 1
 
 
+async def test_a_kind_of_which_no_sandbox_gets_ready_does_without_a_parent(started: Started) -> None:
+    made = Parents(started.start, started.remove)
+    for _ in range(parents.MOST_UNREADY):
+        await made.release(await made.lease(kind("a")), "it ended with 9")
+    with pytest.raises(LaunchError, match="what is forked with it does not get ready: it ended with 9"):
+        await made.lease(kind("a"))
+    assert (started.live, len(started.names)) == ([], 1)
+    assert await made.lease(kind("b")) in started.live
+
+
+async def test_one_that_gets_ready_speaks_for_its_parent_and_one_that_is_cancelled_says_nothing(
+    started: Started,
+) -> None:
+    made = Parents(started.start, started.remove)
+    for why_unready in ("no", "", "no", None, None, "", "no"):
+        await made.release(await made.lease(kind("a")), why_unready)
+    assert await made.lease(kind("a")) == started.names[0]
+
+
+async def test_a_few_that_do_not_get_ready_among_many_cost_no_parent(started: Started) -> None:
+    made = Parents(started.start, started.remove)
+    leases = [await made.lease(kind("a")) for _ in range(10)]
+    for lease in leases[:5]:
+        await made.release(lease, "late")
+    assert await made.lease(kind("a")) == leases[0]
+    for lease in leases[5:8]:
+        await made.release(lease, "late")
+    with pytest.raises(LaunchError, match="late"):
+        await made.lease(kind("a"))
+    assert started.live == leases[:1], "others still have it"
+
+
+async def test_the_end_of_a_parent_counts_once_however_many_were_starting(started: Started) -> None:
+    made = Parents(started.start, started.remove)
+    for _ in range(parents.MOST_UNREADY):
+        leases = [await made.lease(kind("a")) for _ in range(5)]
+        made.all[leases[0]].ended(9, "")
+        for lease in leases:
+            await made.release(lease, "its parent has ended")
+    assert len(started.names) == parents.MOST_UNREADY
+    with pytest.raises(LaunchError, match="its parent has ended"):
+        await made.lease(kind("a"))
+
+
+async def test_one_sandbox_tries_again_for_all_of_its_kind(started: Started) -> None:
+    now_s = 0.0
+    made = Parents(started.start, started.remove, clock=lambda: now_s)
+    for _ in range(parents.MOST_UNREADY):
+        await made.release(await made.lease(kind("a")), "no")
+    for later_s in (301.0, 1000.0):
+        now_s = later_s
+        trial = await made.lease(kind("a"))
+        with pytest.raises(LaunchError, match="no"):
+            await made.lease(kind("a"))
+        await made.release(trial, "still no")
+        with pytest.raises(LaunchError, match="still no"):
+            await made.lease(kind("a"))
+    now_s = 3000.0
+    trial = await made.lease(kind("a"))
+    await made.release(trial)
+    assert await made.lease(kind("a")) == trial, "it was cancelled: this is the next to try"
+    await made.release(trial, "")
+    assert {await made.lease(kind("a")) for _ in range(3)} == {trial}
+
+
 async def test_an_old_parent_serves_on_where_no_other_can_be_had(started: Started) -> None:
     now_s = 0.0
     made = Parents(started.start, started.remove, clock=lambda: now_s)
@@ -267,6 +333,14 @@ def test_a_parent_has_nothing_of_a_task_and_no_right_outside_of_its_user_namespa
     assert all(told["hostID"] != 0 for told in config["linux"]["uidMappings"])
 
 
+def test_a_parent_is_asked_for_no_limit_that_cannot_be_set_and_was_waived() -> None:
+    """A runtime would refuse."""
+    waived = frozenset({"memory", "swap", "cpus", "pids"})
+    linux = parent_bundle("/runtime", "/group", parent_ids(None), SHARED_BASE, unlimited=waived)["linux"]
+    assert "cgroupsPath" not in linux
+    assert [*linux["resources"]] == ["devices"]
+
+
 def test_a_template_gets_the_places_of_a_sandbox_without_its_channel_and_groups() -> None:
     places = ["/proc", "/sys/fs/cgroup", "/workspace", "/run/channel", "/run/channel/box", "/opt/sandbox"]
     config = {"mounts": [{"destination": place} for place in places], "process": {"args": ["x"]}}
@@ -275,6 +349,31 @@ def test_a_template_gets_the_places_of_a_sandbox_without_its_channel_and_groups(
     assert told["process"] == {"args": ["x"], "user": {"uid": 7, "gid": 8}}
     rooted = parent_bundle("/runtime", "/group", parent_ids(None), SHARED_BASE, rooted=True)
     assert rooted["process"]["args"][-1] == "--rooted"
+
+
+@pytest.mark.parametrize(
+    ("variable", "acts"),
+    [
+        ("LD_DEBUG=all", True),
+        ("LD_LIBRARY_PATH=/usr/local/cuda/lib64", False),
+        ("MALLOC_ARENA_MAX=2", True),
+        ("PYTHONWARNINGS=ignore,error::DeprecationWarning", False),
+        ("PYTHONWARNINGS=ignore,default:told:of.a.module", True),
+        ("PYTHONIOENCODING=UTF-8", False),
+        ("PYTHONIOENCODING=:replace", False),
+        ("PYTHONIOENCODING=latin-1", True),
+        ("PYTHONUTF8=1", False),
+        ("PYTHONUTF8=0", True),
+        ("PYTHONOPTIMIZE=1", True),
+        ("PYTHONOPTIMIZE=", False),
+        ("PYTHON_VERSION=3.13.1", False),
+        ("PYTHONDONTWRITEBYTECODE=1", False),
+        ("PYTHONPATH=/theirs", False),
+    ],
+)
+def test_variables_that_act_on_a_program_s_start_are_told_apart(variable: str, acts: bool) -> None:
+    name, _, value = variable.partition("=")
+    assert acting_at_start({name: value, "PATH": "/bin"}) == ([name] if acts else [])
 
 
 def test_identities_are_the_same_numbers_outside_and_all_others_are_nobodys() -> None:

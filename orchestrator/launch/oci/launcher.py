@@ -8,19 +8,18 @@ import asyncio
 import json
 import logging
 import os
-import resource
 import secrets
 import shutil
 import tempfile
 from collections import ChainMap
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.errors import EnvironmentUnusable, ImageUnusable, LaunchError, RolloutError
+from orchestrator.errors import EnvironmentUnusable, ImageUnusable, LaunchError, RolloutError, SandboxLostError
 from orchestrator.launch.base import Command, LauncherNow, Program, State
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.container import ContainerLauncher
@@ -31,9 +30,8 @@ from orchestrator.launch.listeners import serving
 from orchestrator.launch.names import is_gvisor, is_path
 from orchestrator.launch.oci.accounts import account, home
 from orchestrator.launch.oci.bundle import bundle
-from orchestrator.launch.oci.call_filter import FILTER, OWNER, encoded
 from orchestrator.launch.oci.commands import command_arguments, request
-from orchestrator.launch.oci.forking import ROOT
+from orchestrator.launch.oci.fork_bundles import ParentRoot, fork_config, write_parent
 from orchestrator.launch.oci.leftovers import remember, remove_containers, runtime_command
 from orchestrator.launch.oci.machine import (
     advice,
@@ -46,10 +44,9 @@ from orchestrator.launch.oci.machine import (
 )
 from orchestrator.launch.oci.mounts import MERGED, UPPER, WRITTEN
 from orchestrator.launch.oci.namespaces import Namespaces
-from orchestrator.launch.oci.parent_ids import SHARED_BASE, parent_ids
-from orchestrator.launch.oci.parents import Parents, kind_of, parent_bundle, template_config
+from orchestrator.launch.oci.parents import Parents
 from orchestrator.launch.oci.program import USUAL, find_oci_runtime, own_options
-from orchestrator.launch.oci.runtime import Runtime, Watched
+from orchestrator.launch.oci.runtime import CLOSED, Runtime, Watched
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.serving import OciServingSandbox, serving_arguments, serving_request
 from orchestrator.launch.oci.store import ImageStore, StoredImage
@@ -57,14 +54,13 @@ from orchestrator.launch.oci.user_namespace import UserNamespace, user_namespace
 from orchestrator.launch.oci.verification import UNTOLD_BY_GVISOR, verify
 from orchestrator.launch.oci.writable import agent_arguments, root_request
 from orchestrator.launch.runtime_folder import stored_runtime
-from orchestrator.launch.uids import LAST_UID, UidPair
+from orchestrator.launch.uids import UidPair
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import SandboxSpec
 
 log = logging.getLogger(__name__)
 
-_ANY = UidPair(LAST_UID - 1, LAST_UID)  # for a parent, whose processes no sandbox reaches
 _WEIGHED = 32  # sandboxes whose memory is looked up: a read of a file each
 _LOOKS = 3
 _ENDING_S = 1.0
@@ -90,7 +86,6 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         self._sharers = 2 * self._max_sandboxes  # of one parent; half of them grade or serve
         self._runtime_folder = ""  # that of all images
         self._parents = Parents(self._start_parent, self._try_removal)
-        self._told: set[tuple[SandboxSpec, str]] = set()  # why modules are not shared
         self._runtime_name = runtime
         self._store = store or ImageStore()
         self._images: dict[str, StoredImage] = {}
@@ -99,6 +94,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         self._directory: Path | None = None  # bundles, and what the runtime remembers of containers
         self._runtime: Runtime | None = None
         self._opening = asyncio.Lock()
+        self._is_closed = False
         self._users: UserNamespace | None = None
         self._namespaces = Namespaces()
         self._unlimited = frozenset(line.partition(":")[0] for line in missing_limits()) & self._waived
@@ -192,16 +188,19 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 await uninterrupted(self._remove(sandbox))
 
     async def _close(self) -> None:
+        async with self._opening:  # what is being started finds nothing there any more
+            self._is_closed = True
+            runtime, directory = self._runtime, self._directory
+            self._runtime = self._directory = None
         await self._namespaces.aclose()
-        if self._runtime is not None:
-            await self._runtime.aclose()
-        if self._directory is not None:
-            _, resisting = await asyncio.to_thread(remove_containers, self._directory)
+        if runtime is not None:
+            await runtime.aclose()
+        if directory is not None:
+            _, resisting = await asyncio.to_thread(remove_containers, directory)
             if resisting:
                 log.error("%d containers could not be removed, `orchestrator cleanup` will", resisting)
             else:
-                await asyncio.to_thread(remove_owned_directory, self._directory)
-        self._runtime = self._directory = None
+                await asyncio.to_thread(remove_owned_directory, directory)
         self._using.close()
 
     # ------------------------------------------------------------ one container
@@ -215,42 +214,16 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         more = self._write_bundle(sandbox.name, image, contents, spec, hardening, sandbox.uids)
         await self._start_bundle(sandbox, image, spec, hardening, more)
 
-    async def _lease(self, spec: SandboxSpec) -> str:
-        """The name of a parent: with the modules of the sandbox, if one has them. Raises LaunchError."""
-        if spec.preload and not spec.layers:
-            try:
-                return await self._parents.lease(kind_of(spec))
-            except LaunchError as error:
-                if (cause := (kind_of(spec), str(error))) not in self._told:
-                    self._told.add(cause)
-                    line = "each sandbox of %s imports env.program_preload for itself: %s"
-                    log.warning(line, spec.image, error)
-        return await self._parents.lease()
-
     async def _start_parent(self, name: str, kind: SandboxSpec | None) -> None:
         """Raises LaunchError."""
-        folder, group, ids = self._folder(name), path_beside_ours(name), parent_ids(self._users)
-        base = SHARED_BASE if self._users is None else folder.parent.parent / "shared"
-        shared: dict[str, Any] = {"base": str(base), "maps": ids.maps, "owner": ids.owner, "shifts": ids.shifts}
-        shared["sharers"] = self._sharers
-        try:
-            if self._users is not None:
-                base.mkdir(exist_ok=True)  # the keeper is another user
-            rooted = kind is not None
-            _write_config(folder, parent_bundle(self._runtime_folder, group, ids, base, rooted=rooted))
-            if kind is not None:
-                image, user = await self._image_and_user(kind)
-                hardening = harden(kind, _ANY, folder)
-                importing = (_ANY.worker, _ANY.worker)
-                if user is not None:
-                    hardening = replace(hardening, arguments=(*hardening.arguments, *agent_arguments(*user)))
-                    importing = (ids.first_agent + user[0], ids.first_agent + user[1])
-                config = bundle(image.root, self._contents[image.digest], hardening, group)
-                (folder / ROOT).write_text(json.dumps(template_config(config, importing)))
-                shared["image"] = str(image.root)
-        except OSError as error:
-            raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
-        await (await self._open()).start(name, folder, {"parent": shared})
+        runtime, root = await self._open(), None
+        if kind is not None:
+            image, user = await self._image_and_user(kind)
+            root = ParentRoot(kind, image.root, self._contents[image.digest], user)
+        with self._new_folder(name) as folder:
+            group, runtime_folder = path_beside_ours(name), self._runtime_folder
+            told = write_parent(folder, group, runtime_folder, self._users, root, self._unlimited)
+        await runtime.start(name, folder, {"parent": {**told, "sharers": self._sharers}})
 
     async def _start_command(
         self, sandbox: OciSandbox, spec: SandboxSpec, command: Command, state: State | None, stack: AsyncExitStack
@@ -269,11 +242,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         of_image = user
         if command.healthcheck is not None:
             of_image = (await self._image_and_user(replace(spec, user=None)))[1] or user
-        try:
+        with self._new_folder(sandbox.name):
             _write_config(folder, config)
             go = stack.enter_context(request(folder / "request", command, environment, of_image))
-        except OSError as error:
-            raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
         await self._start_bundle(sandbox, image, spec, hardening, more)
         for way in command.ways:
             place = way.listener
@@ -302,11 +273,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         async def whom(name: str | None) -> tuple[int, int]:
             return user if name is None else await asyncio.to_thread(account, name, folders)
 
-        try:
+        with self._new_folder(sandbox.name):
             _write_config(folder, config)
             go, said = stack.enter_context(serving_request(folder / "request", program, environment))
-        except OSError as error:
-            raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
         stack.push_async_callback(sandbox.hung_up)
         sandbox.is_told_in(folder / "request", go, said, whom)
         await self._start_bundle(sandbox, image, spec, hardening, more)
@@ -330,8 +299,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         """`more`: what the keeper must know of a writable root."""
         runtime = await self._open()
         if self._forks:
-            self._runtime_folder = self._contents[image.digest].runtime
-            sandbox.parent = await self._lease(spec)
+            sandbox.parent = await self._parents.lease_for(spec)
             more = {**(more or {"image": str(image.root)}), "from": sandbox.parent}
         begun_s = asyncio.get_running_loop().time()
         pid = await runtime.start(sandbox.name, self._folder(sandbox.name), more)
@@ -354,10 +322,16 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         self._warn_of_cpu(clock)
 
     async def _kill(self, name: str) -> None:
-        await (await self._open()).kill(name)
+        await self._opened().kill(name)
 
     async def _pause(self, name: str, still: bool) -> None:
-        await (await self._open()).pause(name, still)
+        await self._opened().pause(name, still)
+
+    def _opened(self) -> Runtime:
+        """That of a sandbox. Raises SandboxLostError."""
+        if self._runtime is None:
+            raise SandboxLostError(CLOSED)
+        return self._runtime
 
     async def _remove(self, sandbox: OciSandbox) -> None:
         """The removal is tried again in `aclose`, and is then left to the reaper."""
@@ -366,25 +340,29 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             if not sandbox.is_guest:
                 self._uids.release(sandbox.uids)
             if sandbox.parent:
-                await self._parents.release(sandbox.parent)
+                await self._parents.release(sandbox.parent, sandbox.why_unready)
 
     async def _try_removal(self, name: str) -> bool:
-        if self._runtime is None:  # none was made
-            return True
         for failures in range(_REMOVALS):
             await asyncio.sleep(_BETWEEN_REMOVALS.pause_s(failures))
+            if self._runtime is None:  # none was made, or `aclose` removes all of them
+                return True
+            folder = self._folder(name)
             try:
                 await self._runtime.remove(name)
             except RolloutError as error:
                 failure = error
             else:
-                await asyncio.to_thread(shutil.rmtree, self._folder(name), ignore_errors=True)
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 return True
         log.error("%s could not be removed; it is tried again at the end: %s", name, failure)
         return False
 
     async def _open(self) -> Runtime:
+        """Raises LaunchError."""
         async with self._opening:
+            if self._is_closed:
+                raise LaunchError(CLOSED)
             if self._runtime is None:
                 program = find_oci_runtime(self._runtime_name)
                 options = await asyncio.to_thread(own_options, program)
@@ -396,8 +374,20 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             return self._runtime
 
     def _folder(self, name: str) -> Path:
-        assert self._directory is not None
+        """Raises LaunchError."""
+        if self._directory is None:
+            raise LaunchError(CLOSED)
         return self._directory / "bundles" / name
+
+    @contextmanager
+    def _new_folder(self, name: str) -> Iterator[Path]:
+        """Of a container, to be filled within the block. Raises LaunchError."""
+        folder = self._folder(name)
+        try:
+            folder.mkdir()
+            yield folder
+        except OSError as error:
+            raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
 
     async def _agent_user(self, spec: SandboxSpec, image: StoredImage) -> tuple[int, int] | None:
         """(uid, gid) of the agent in its user namespace; None: it has none. Raises ImageUnusable,
@@ -423,30 +413,19 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         uids: UidPair,
     ) -> dict[str, Any]:
         """Returns what the keeper must know of a writable root. Raises LaunchError."""
-        folder, root, more = self._folder(name), image.root, {}
-        if demands.root is not None:
-            more = root_request(spec, image, demands, uids, self._users)
-            root = folder / MERGED
-        try:
+        with self._new_folder(name) as folder:
+            root, more = image.root, {}
+            if demands.root is not None:
+                more = root_request(spec, image, demands, uids, self._users)
+                root = folder / MERGED
             _write_config(folder, self._config(name, root, contents, demands, uids))
-        except OSError as error:
-            raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
         return more
 
     def _config(
         self, name: str, root: Path, contents: Contents, demands: Hardening, uids: UidPair
     ) -> dict[str, Any]:
         config = bundle(root, contents, demands, path_beside_ours(name), unlimited=self._unlimited)
-        if self._forks:
-            # The kernel counts signals that wait for all users of a user namespace together.
-            most = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
-            if most != resource.RLIM_INFINITY:
-                most = max(1, most // self._sharers)
-                config["process"]["rlimits"].append({"type": "RLIMIT_SIGPENDING", "soft": most, "hard": most})
-            config["annotations"] = {OWNER: str(uids.runner)}
-            if "seccomp" in config["linux"]:
-                config["annotations"][FILTER] = encoded(config["linux"]["seccomp"])
-        return config
+        return fork_config(config, uids, self._sharers) if self._forks else config
 
     def _find(self, name: str) -> StoredImage | None:
         """In the store, or unpacked into it if `name` is the path of an image. Blocks."""
@@ -454,7 +433,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         return self._store.put(Path(name).expanduser()) if image is None and is_path(name) else image
 
     async def _image(self, name: str) -> StoredImage:
-        """Found once, and what runs in it. Raises ImageUnusable, EnvironmentUnusable."""
+        """Found once, and what runs in it. Raises ImageUnusable, EnvironmentUnusable, LaunchError."""
         if name not in self._images:
             image = await asyncio.to_thread(self._find, name)
             if image is None:
@@ -463,7 +442,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 )
             environment = image_environment(name, image.config.get("Env") or ())
             runtime = await asyncio.to_thread(stored_runtime, self._store)
-            self._contents[image.digest] = Contents(str(runtime.path), environment, self._program)
+            if self._is_closed:
+                raise LaunchError(CLOSED)
+            self._runtime_folder = str(runtime.path)
+            self._contents[image.digest] = Contents(self._runtime_folder, environment, self._program)
             self._using.enter_context(self._store.using(image))
             self._images[name] = image
         return self._images[name]
@@ -471,7 +453,6 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
 
 def _write_config(folder: Path, config: dict[str, Any]) -> None:
     """Raises OSError."""
-    folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
 
 

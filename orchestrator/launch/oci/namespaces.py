@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.errors import LaunchError
+from orchestrator.launch.oci.runtime import CLOSED
 from orchestrator.rules.text import printable
 
 _PROGRAM = Path(__file__).with_name("sockets.py")
@@ -24,6 +25,7 @@ class Namespaces:
         self._one_at_a_time = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._line: socket.socket | None = None
+        self._is_closed = False
 
     async def listening(self, pid: int, address: str, port: int) -> socket.socket:
         """A socket that listens on the loopback of the sandbox with this pid 1. Raises LaunchError."""
@@ -50,8 +52,13 @@ class Namespaces:
         return made
 
     async def aclose(self) -> None:
-        """Idempotent."""
-        line, self._line = self._line, None
+        """Whoever waits for a socket, or asks for one later, gets none. Idempotent."""
+        self._is_closed = True
+        if self._line is not None:
+            with suppress(OSError):  # nobody is there
+                self._line.shutdown(socket.SHUT_RDWR)  # who waits for an answer hears of it
+        async with self._one_at_a_time:
+            line, self._line = self._line, None
         if line is not None:
             line.close()
         process, self._process = self._process, None
@@ -66,6 +73,8 @@ class Namespaces:
     async def _asked(self, question: str) -> socket.socket:
         """Raises OSError."""
         async with self._one_at_a_time:
+            if self._is_closed:
+                raise OSError(0, CLOSED)
             if self._line is None or (self._process is not None and self._process.returncode is not None):
                 await self._start()
             assert self._line is not None
@@ -79,9 +88,8 @@ class Namespaces:
         if made is None:
             if words:
                 await self._restart_for_others(words)
-            raise OSError(
-                0, printable(words.decode("utf-8", "replace"), "?") or "the process for sockets has ended"
-            )
+            ended = CLOSED if self._is_closed else "the process for sockets has ended"
+            raise OSError(0, printable(words.decode("utf-8", "replace"), "?") or ended)
         return made
 
     async def _restart_for_others(self, words: bytes) -> None:

@@ -6,33 +6,28 @@ Where sandboxes are to find modules of their image imported, they have parents o
 """
 
 import asyncio
+import logging
 import math
 import secrets
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import LaunchError, RolloutError
-from orchestrator.launch.contents import APP, PYTHON, Contents
-from orchestrator.launch.hardening import MIB, SUPERVISOR_PIDS, Hardening
-from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_MOUNT
-from orchestrator.launch.oci.bundle import bundle
-from orchestrator.launch.oci.mounts import PARENT_ROOT
-from orchestrator.launch.oci.parent_ids import ParentIds
+from orchestrator.launch.oci.fork_bundles import PARENT_BYTES
 from orchestrator.launch.oci.runtime import Unfit
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import SandboxSpec
 
+log = logging.getLogger(__name__)
+
 MOST_FORKS = 1000
 MOST_S = 1800.0
 MOST_KINDS = 4  # with parents at a time: each kind has modules of its own in memory
+MOST_UNREADY = 2  # sandboxes of a kind in a row: by default a rollout has a third try
 _AGAIN = Backoff(first_s=300.0, most_s=3600.0)  # each try may cost a sandbox over a minute
-_CAPABILITIES = ("NET_ADMIN", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN")
-_MEMORY_BYTES = 2048 * MIB
 
 
 @dataclass
@@ -43,6 +38,8 @@ class _Parent:
     forks: int = 0
     live: int = 0
     has_ended: bool = False
+    has_failed: bool = False  # a sandbox that was forked from it did not get ready
+    is_trial: bool = False  # of a kind whose sandboxes did not get ready before; until one does
 
     def ended(self, status: int, output: str) -> None:
         """Nothing more can be forked from it."""
@@ -55,11 +52,13 @@ class _Parent:
 
 @dataclass
 class _Failure:
-    """Of the starts of a kind: how many in a row, and why the last one did. `until_s`: when to try again."""
+    """Of the parents of a kind: how many in a row, and why the last one did. `until_s`: when to try again.
+    `of_forks`: it started, and what was forked from it did not get ready."""
 
     why: str
     count: int
     until_s: float
+    of_forks: bool
 
 
 class Parents:
@@ -77,14 +76,28 @@ class Parents:
         self._newest: dict[SandboxSpec | None, _Parent] = {}  # the last used last
         self.all: dict[str, _Parent] = {}  # by name
         self.forks = 0  # so far, of all
-        self._failures: dict[SandboxSpec | None, _Failure] = {}
+        self._failures: dict[SandboxSpec, _Failure] = {}
+        self._unready: Counter[SandboxSpec] = Counter()  # in a row
         self._starting: defaultdict[SandboxSpec | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._told: set[tuple[SandboxSpec, str]] = set()  # why modules are not shared
+
+    async def lease_for(self, spec: SandboxSpec) -> str:
+        """As `lease`: a parent with the modules of the sandbox, if one has them. Raises LaunchError."""
+        if spec.preload and not spec.layers:
+            try:
+                return await self.lease(kind := kind_of(spec))
+            except LaunchError as error:
+                if (cause := (kind, str(error))) not in self._told:
+                    self._told.add(cause)
+                    line = "each sandbox of %s imports env.program_preload for itself: %s"
+                    log.warning(line, spec.image, error)
+        return await self.lease()
 
     async def lease(self, kind: SandboxSpec | None = None) -> str:
         """The name of a parent, until `release`. Raises LaunchError."""
         surplus: list[_Parent] = []
-        if kind in self._failures and self._starting[kind].locked():  # one sandbox is enough to try it again
-            raise LaunchError(self._failures[kind].why)
+        if kind is not None and (failure := self._failures.get(kind)) is not None and self._is_tried(kind):
+            raise LaunchError(failure.why)
         async with self._starting[kind]:
             parent = self._newest.get(kind)
             if parent is None or parent.has_ended or self._is_old(parent):
@@ -110,12 +123,44 @@ class Parents:
             raise
         return parent.name
 
-    async def release(self, name: str) -> None:
-        """What was forked from it has been removed. Ends a parent that is not the newest with its last one."""
+    async def release(self, name: str, why_unready: str | None = None) -> None:
+        """What was forked from it has been removed. Ends a parent that is not the newest with its last one.
+        `why_unready`: why the sandbox did not get ready; empty: it did; None: nobody knows."""
         parent = self.all[name]
         parent.live -= 1
+        if parent.kind is not None and why_unready is not None:
+            self._judge(parent, parent.kind, why_unready)
         if not parent.live and parent is not self._newest.get(parent.kind):
             await self._end(parent)
+
+    def _judge(self, parent: _Parent, kind: SandboxSpec, why_unready: str) -> None:
+        """Sandboxes of a kind of which none gets ready do without a parent that has their modules."""
+        if not why_unready:
+            del self._unready[kind]
+            parent.is_trial = False
+            if kind in self._failures and self._failures[kind].of_forks:
+                del self._failures[kind]
+        elif not (parent.has_failed and parent.has_ended):  # its end costs all that are starting, and counts once
+            parent.has_failed = True
+            self._unready[kind] += 1
+            count = self._unready[kind]
+            others = 0 if parent.has_ended else parent.live
+            if parent is self._newest.get(kind) and (
+                parent.is_trial or (count >= MOST_UNREADY and count > others)
+            ):
+                del self._newest[kind]
+                self._fail(kind, f"what is forked with it does not get ready: {why_unready}", of_forks=True)
+
+    def _is_tried(self, kind: SandboxSpec) -> bool:
+        """Again, after a failure. One sandbox is enough."""
+        newest = self._newest.get(kind)
+        return self._starting[kind].locked() or (newest is not None and newest.is_trial and newest.live > 0)
+
+    def _fail(self, kind: SandboxSpec, why: str, *, of_forks: bool = False, is_final: bool = False) -> None:
+        before = self._failures.get(kind)
+        count = 1 if before is None else before.count + 1
+        pause_s = math.inf if is_final else _AGAIN.pause_s(count)
+        self._failures[kind] = _Failure(why, count, self._clock() + pause_s, of_forks)
 
     def _is_old(self, parent: _Parent) -> bool:
         return parent.forks >= MOST_FORKS or self._clock() - parent.begun_s > MOST_S
@@ -130,11 +175,12 @@ class Parents:
         try:
             parent = await self._tried(kind)
         except LaunchError as error:
-            count = 1 if failure is None else failure.count + 1
-            pause_s = math.inf if isinstance(error, Unfit) else _AGAIN.pause_s(count)
-            self._failures[kind] = _Failure(str(error), count, self._clock() + pause_s)
+            self._fail(kind, str(error), is_final=isinstance(error, Unfit))
             raise
-        self._failures.pop(kind, None)
+        if failure is not None and failure.of_forks:
+            parent.is_trial = True
+        else:
+            self._failures.pop(kind, None)
         return parent
 
     async def _tried(self, kind: SandboxSpec | None) -> _Parent:
@@ -160,36 +206,4 @@ class Parents:
 def kind_of(spec: SandboxSpec) -> SandboxSpec:
     """What modules can see of it: sandboxes that differ in memory and storage alone have one parent."""
     storage = 1 if spec.is_writable else 0
-    return replace(spec, memory_bytes=_MEMORY_BYTES, storage_bytes=storage, storage_inodes=storage)
-
-
-def template_config(config: dict[str, Any], user: tuple[int, int]) -> dict[str, Any]:
-    """What a template takes of the configuration of a sandbox, to import modules as that would. `user`: as whom,
-    (uid, gid)."""
-    without = ("/sys/fs/cgroup", CHANNEL_FOLDER, CHANNEL_MOUNT)
-    mounts = [told for told in config["mounts"] if told["destination"] not in without]
-    process = {**config["process"], "user": dict(zip(("uid", "gid"), user, strict=True))}
-    return {**config, "mounts": mounts, "process": process}
-
-
-def parent_bundle(
-    runtime: str, control_group: str, ids: ParentIds, base: Path, *, rooted: bool = False
-) -> dict[str, Any]:
-    """The configuration of a parent's container: a sandbox's without all that is of a task, and with what it takes
-    to make others. `runtime`: as in `Contents`. `base`: as in `Forking.make_parent`. `rooted`: it will have an
-    image as its root."""
-    nowhere, contents = Path("/"), Contents(runtime, {})
-    limits = Hardening((), nowhere, (), _MEMORY_BYTES, 0, 4 * SUPERVISOR_PIDS, {}, False, None, 0)
-    config = bundle(base / PARENT_ROOT, contents, limits, control_group)
-    process, linux = config["process"], config["linux"]
-    process["args"] = [PYTHON, "-P", f"{APP}/sandbox/boot/parent.py", *(["--rooted"] if rooted else [])]
-    capabilities = [f"CAP_{name}" for name in _CAPABILITIES]
-    process["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), capabilities)
-    config["mounts"] = [told for told in config["mounts"] if told["destination"] != CHANNEL_MOUNT]
-    linux["namespaces"].append({"type": "user"})
-    linux["uidMappings"], linux["gidMappings"] = ids.users, ids.groups
-    del linux["resources"]["cpu"]
-    # A process that mounts a /proc of its own must see the whole of one.
-    linux["maskedPaths"] = linux["readonlyPaths"] = []
-    del linux["seccomp"]
-    return config
+    return replace(spec, memory_bytes=PARENT_BYTES, storage_bytes=storage, storage_inodes=storage)

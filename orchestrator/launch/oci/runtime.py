@@ -30,6 +30,7 @@ _LINE_BYTES = 1 << 20
 _ERROR_CHARS = 400
 
 LOST = "the process that watches sandboxes has ended"
+CLOSED = "the launcher has been closed"
 
 
 class Unfit(LaunchError):
@@ -58,6 +59,7 @@ class Runtime:
         self._command = keeper if users is None else users.entered_by(keeper)
         self._live = live
         self._opening = asyncio.Lock()
+        self._is_closed = False
         self._keeper: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -101,10 +103,11 @@ class Runtime:
         return bool(answer["existed"])
 
     async def aclose(self) -> None:
-        """Hangs up: the keeper removes what is left and ends. Idempotent."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        """Hangs up: the keeper removes what is left and ends. Whoever waits for an answer, or asks later, gets
+        SandboxLostError. Idempotent."""
+        async with self._opening:
+            self._is_closed = True
+            self._lose(CLOSED)
         if self._keeper is not None:
             try:
                 async with asyncio.timeout(_CLOSING_S):
@@ -132,6 +135,8 @@ class Runtime:
 
     async def _opened(self) -> asyncio.StreamWriter:
         async with self._opening:
+            if self._is_closed:
+                raise SandboxLostError(CLOSED)
             if self._writer is None:
                 ours, theirs = socket.socketpair()
                 with theirs:
@@ -160,7 +165,7 @@ class Runtime:
             log.error("the process that watches sandboxes sent an invalid message: %r", error)
         finally:
             if self._writer is not None:  # else we have hung up
-                self._lose()
+                self._lose(LOST)
                 log.warning("%s: %s", LOST, await _last_words(keeper))
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -173,16 +178,16 @@ class Runtime:
         elif (answer := self._answers.get(message["call"])) is not None and not answer.done():
             answer.set_result(message)
 
-    def _lose(self) -> None:
-        """The keeper is gone. The next call starts another one."""
+    def _lose(self, why: str) -> None:
+        """The keeper is gone, or will be. Where it ended by itself, the next call starts another one."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(SandboxLostError(LOST))
+                answer.set_exception(SandboxLostError(why))
         for sandbox in self._live.values():
-            sandbox.lose(SandboxLostError(LOST))
+            sandbox.lose(SandboxLostError(why))
 
 
 async def _last_words(keeper: asyncio.subprocess.Process) -> str:

@@ -21,6 +21,7 @@ import docker
 import pytest
 
 from orchestrator.launch.names import LABEL_OWNER
+from orchestrator.launch.oci.machine import why_no_forks
 from tests.e2e.endpoint import answers as answers_with
 from tests.e2e.endpoint import says
 from tests.fakes import oci_images, ray_cluster
@@ -184,9 +185,12 @@ async def test_workspaces_and_graders_go_to_nodes_that_have_never_seen_them(
     assert {line["grade"]["rewards"]["reward"] for line in written} == {0.0, 1.0}
 
 
-async def test_services_run_on_the_node_of_their_rollout(cluster: tuple[Path, RayCluster]) -> None:
+@pytest.mark.parametrize("start", ["run", "fork"])
+async def test_services_run_on_the_node_of_their_rollout(cluster: tuple[Path, RayCluster], start: str) -> None:
     """Also the file that names them is sent: the run's layers are its own, as on another machine."""
     if (reason := oci_images.why_not() or ("needs root" if os.geteuid() else None)) is not None:
+        pytest.skip(reason)
+    if start == "fork" and (reason := why_no_forks("runc")) is not None:
         pytest.skip(reason)
     oci_images.stored_image()
     home, ray = cluster
@@ -223,7 +227,7 @@ async def test_services_run_on_the_node_of_their_rollout(cluster: tuple[Path, Ra
     async with ScriptedServer("vllm", script) as server:
         await ray.join("a", environ=oci_images.CACHE)
         await ray.join("b", environ=oci_images.CACHE)
-        words = {"launcher": "oci", "scoring_strategy": "grader", "group_size": 4, "seed": 3}
+        words = {"launcher": "oci", "start": start, "scoring_strategy": "grader", "group_size": 4, "seed": 3}
         given = on(ray, home, server.base_url, **words, authorized_imports='["subprocess"]')
         ended = await run(*given, directory=home, environ={"XDG_CACHE_HOME": str(home / "cache")})
     assert ended.code == 0, ended.stderr

@@ -20,12 +20,12 @@ from orchestrator.host.sandbox import parked_sandbox
 from orchestrator.launch.channels import PREFIX, Channels
 from orchestrator.launch.control_groups import control_groups, group_files
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.launch.oci import launcher as oci_launcher
-from orchestrator.launch.oci import parents
+from orchestrator.launch.oci import fork_bundles, parents
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.machine import why_no_forks
 from orchestrator.launch.oci.parent_ids import parent_ids
 from orchestrator.launch.oci.sandbox import OciSandbox
+from orchestrator.types import SandboxSpec
 from tests.fakes import oci_images
 from tests.fakes.plans import a_sandbox
 from tests.integration.launch.probes import eventually, oci_launcher_for, oci_probed
@@ -248,6 +248,38 @@ async def test_a_start_that_is_cancelled_leaves_nothing_whenever_that_is(many: A
             break
 
 
+@pytest.mark.parametrize(("start", "preload"), [("run", ()), ("fork", ()), ("fork", ("decimal",))])
+async def test_a_launcher_that_is_closed_ends_what_it_is_starting_and_leaves_nothing(
+    run: str, temporary: Path, start: Any, preload: tuple[str, ...]
+) -> None:
+    """A parent, then a sandbox, then what a sandbox waits for."""
+    spec = a_sandbox(DEFAULT_IMAGE, preload=preload)
+    oci_images.stored_image()
+    for delay_s in (0.0, 0.02, 0.1, 0.2, 0.3, 0.4, 0.6):
+        launcher = OciLauncher(
+            run, max_sandboxes=4, start=start, advise=lambda line: None, allow_localhost_tcp=True
+        )
+        with Channels(run) as channels:
+            starts = [asyncio.create_task(parked(launcher, spec, channels, for_s=delay_s)) for _ in range(2)]
+            await asyncio.sleep(delay_s)
+            async with asyncio.timeout(HANG_S / 8):
+                await launcher.aclose()
+                done = await asyncio.gather(*starts, return_exceptions=True)
+            assert {str(each) for each in done} <= {str(delay_s), "the launcher has been closed"}, done
+            assert {type(each) for each in done} <= {LaunchError, SandboxLostError, float}, done
+            assert launcher._live == {}
+            with pytest.raises(LaunchError, match="the launcher has been closed"):
+                await parked(launcher, spec, channels, for_s=0)
+        await launcher.aclose()
+        assert list(temporary.iterdir()) == []
+
+
+async def parked(launcher: OciLauncher, spec: SandboxSpec, channels: Channels, for_s: float) -> float:
+    async with parked_sandbox(spec, launcher, channels.directory):
+        await asyncio.sleep(for_s)
+    return for_s
+
+
 @pytest.mark.parametrize("killed", [parent_of, box_of], ids=["template", "server"])
 async def test_with_its_parent_a_sandbox_is_lost_and_the_next_has_another(
     many: Any, killed: Callable[[int], int]
@@ -348,7 +380,9 @@ async def test_forks_leave_nothing_behind(
 
 
 def control_groups_of_sandboxes() -> set[str]:
-    return {folder.name for folder in Path("/sys/fs/cgroup").rglob("sandbox-*")}
+    """Those of other tests go meanwhile."""
+    folders = (name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names)
+    return {name for name in folders if name.startswith("sandbox-")}
 
 
 async def _parked_once(launcher: OciLauncher, stack: AsyncExitStack, run: str) -> None:
@@ -378,8 +412,8 @@ async def test_a_parent_that_imports_threads_is_refused_by_name(
         config["process"]["args"] = [config["process"]["args"][0], "-P", "-c", threads + runs]
         return config
 
-    original = oci_launcher.parent_bundle
-    monkeypatch.setattr(oci_launcher, "parent_bundle", threaded)
+    original = fork_bundles.parent_bundle
+    monkeypatch.setattr(fork_bundles, "parent_bundle", threaded)
     async with oci_launcher_for(run, start="fork") as launcher:
         with pytest.raises(LaunchError, match="nothing can be forked: what it imports starts 1 threads"):
             async with oci_probed(launcher, FOREVER):

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from orchestrator.agents.equipment import Equipment, ProgramFile
+from orchestrator.errors import LaunchError
 from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.oci import launcher as oci_launcher
+from orchestrator.launch.oci import parents
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.machine import why_no_forks
 from orchestrator.types import Attempt, SandboxSpec
@@ -112,7 +113,7 @@ class Bench:
     """Runs programs in sandboxes of one launcher. `lines`: what it logs."""
 
     def __init__(self, around: Resources, lines: list[str]) -> None:
-        self._around, self.lines = around, lines
+        self._around, self.lines, self.launcher = around, lines, around.launcher
 
     async def run(self, program: str, spec: SandboxSpec) -> Attempt:
         files = (ProgramFile("__main__.py", program.encode()), ProgramFile("beside.py", b""))
@@ -132,7 +133,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def bench(run: str, start: Any) -> AsyncIterator[Bench]:
     oci_images.stored_image()
     lines: list[str] = []
-    told = logging.getLogger(oci_launcher.__name__)
+    told = logging.getLogger(parents.__name__)
     told.addHandler(handler := logging.Handler())
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     launcher = OciLauncher(run, max_sandboxes=4, start=start, advise=lambda line: None, allow_localhost_tcp=True)
@@ -299,6 +300,43 @@ async def test_what_cannot_be_forked_is_imported_in_each_sandbox(
     assert why in line
 
 
+# An audit hook of C is kept from none of ours. The fork is pid 1 from its first moment.
+_HOOK = """
+import ctypes, os
+def ended(event, about, data):
+    if event == b"{event}" and os.getpid() == 1:
+        os._exit(9)
+    return 0
+KEPT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.py_object, ctypes.c_void_p)(ended)
+ctypes.pythonapi.PySys_AddAuditHook(KEPT, None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [("socket.sethostname", "it ended with 9"), ("os.fork", "the sandbox ended at start: exit code 9")],
+)
+async def test_where_no_fork_gets_ready_sandboxes_soon_import_for_themselves(
+    run: str, temporary: Path, event: str, why: str
+) -> None:
+    """Before it is sealed, or after."""
+    does = _HOOK.format(event=event)
+    spec = a_sandbox(image_with(temporary, module("heavy/__init__.py", does)), preload=("heavy",))
+    async with bench(run, "fork") as here:
+        for _ in range(2):
+            with pytest.raises(LaunchError, match=why):
+                await here.run(ASK + "print(SAID)", spec)
+            assert here.lines == []
+        for _ in range(2):
+            attempt = await here.run(ASK + "import heavy\nprint(SAID)", spec)
+            assert attempt.record.answer == "forty-two", attempt
+        (line,) = here.lines
+        assert here.launcher.now().parents == 1
+    assert line.startswith("each sandbox of ")
+    assert "what is forked with it does not get ready: " in line
+    assert why in line
+
+
 async def test_that_modules_cannot_be_shared_is_found_out_once_however_many_wait(
     run: str, temporary: Path
 ) -> None:
@@ -381,6 +419,42 @@ async def test_what_an_image_has_python_do_at_its_start_is_not_done_by_ours(run:
             told.append([attempt.record.answer, attempt.record.steps[-1].observations])
     assert str(told[0][0]).endswith(" 0.001 True"), told
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "PYTHONWARNINGS=all:0:antigravity.x:0:0",  # this module of Python's starts BROWSER
+        "PYTHONOPTIMIZE=2",
+        "GLIBC_TUNABLES=glibc.malloc.perturb=1",
+        "LD_BIND_NOW=1",
+        "LD_LIBRARY_PATH=/theirs",
+    ],
+)
+async def test_variables_of_an_image_that_act_on_whatever_starts_act_on_none_of_ours(
+    run: str, temporary: Path, variable: str
+) -> None:
+    """Of sandboxes that are not forked pid 1 does not have them. They act on programs alone, in both."""
+    names = ("libc.so.6", "libssl.so.3", "libstdc++.so.6", "libz.so.1")
+    browser = b"import os\nopen('/tmp/who', 'w').write('root' if os.getuid() == 0 else 'the agent')"
+    theirs = [folder("theirs"), *(file(f"theirs/{name}", b"broken") for name in names)]
+    heavy = "import os\nSEEN = open('/tmp/who').read() if os.path.exists('/tmp/who') else 'nobody'"
+    own = [*theirs, file("theirs/browser.py", browser), module("heavy/__init__.py", heavy)]
+    env = [variable, "BROWSER=/opt/sandbox/bin/python /theirs/browser.py %s", "PYTHONUNBUFFERED=1"]
+    spec = a_sandbox(image_with(temporary, *own, env=env), preload=("heavy", "ssl"))
+    name = variable.partition("=")[0]
+    program = ASK + f"import heavy\nprint(heavy.SEEN, sys.flags, os.environ[{name!r}])"
+    told = []
+    for start in ("run", "fork"):
+        async with bench(run, start) as here:
+            told.append((await here.run(program, spec)).record.answer)
+            if start == "fork" and name != "LD_LIBRARY_PATH":
+                (line,) = here.lines
+                assert line.endswith(f": variables of its image would act on all that is forked: {name}")
+            else:
+                assert here.lines == []
+    assert told[0] == told[1]
+    assert str(told[0]).startswith("the agent" if name == "PYTHONWARNINGS" else "nobody")
 
 
 async def test_no_process_of_a_sandbox_has_the_number_of_the_one_that_imported(run: str, temporary: Path) -> None:

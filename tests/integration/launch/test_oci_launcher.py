@@ -25,6 +25,7 @@ from orchestrator.launch.oci import launcher as oci_launcher
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.leftovers import remember, remove_containers
 from orchestrator.launch.oci.machine import runtime_version, why_no_forks
+from orchestrator.launch.oci.namespaces import Namespaces
 from orchestrator.launch.oci.program import find_oci_runtime
 from orchestrator.launch.reaper import reap_directories
 from tests.fakes import oci_images
@@ -316,6 +317,23 @@ async def test_what_cannot_work_is_said_in_one_line_before_anything_starts(
     await launcher.aclose()
     assert cure in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+async def test_whoever_waits_for_a_socket_in_a_sandbox_hears_that_the_launcher_is_closed() -> None:
+    for delay_s in (0.0, 0.01, 0.05):
+        namespaces = Namespaces()
+        asked = [asyncio.create_task(namespaces.listening(os.getpid(), "127.0.0.1", 0)) for _ in range(20)]
+        await asyncio.sleep(delay_s)
+        async with asyncio.timeout(10):
+            await namespaces.aclose()
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                assert os.geteuid() != 0 or str(answer).endswith(": the launcher has been closed"), answer
+            else:
+                answer.close()
+        with pytest.raises(LaunchError, match="the launcher has been closed"):
+            await namespaces.listening(os.getpid(), "127.0.0.1", 0)
 
 
 async def test_too_little_memory_is_the_operators_error(run: str) -> None:

@@ -75,7 +75,10 @@ def carried_out(user: OrdinaryUser, *argv: str) -> str:
         ("launch/test_launchers.py", "oci and not runsc and not crun"),  # gVisor wants root
         ("launch/test_oci_launcher.py", "oci"),
         ("launch/test_confinement.py", "oci"),
-        ("launch/test_forked.py", "cancelled or lost or stands_still or killed_keeper or renewed or threads"),
+        (
+            "launch/test_forked.py",
+            "cancelled or closed or lost or stands_still or killed_keeper or renewed or threads",
+        ),
         ("launch/test_forked_preload.py", "forked"),
         ("launch/test_writable_root.py", "not (docker_refuses or auto_without or more_storage or crun)"),
         ("launch/test_root_inside.py", "root"),
@@ -111,3 +114,5 @@ def test_limits_that_cannot_be_set_are_told_by_name_and_can_be_waived(archive: P
         told = carried_out(user, *doctor, "--env.waive_hardening", LIMITS)
         assert "warn  limits      not limited, as you waived it: memory, swap, cpus, pids" in told
         assert "ok    sandbox     started, confined as it must be, and removed" in told
+        told = carried_out(user, *doctor, "--env.waive_hardening", LIMITS, "--env.start", "fork")
+        assert "ok    sandbox     forked from a parent, confined as it must be, and removed" in told

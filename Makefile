@@ -67,7 +67,7 @@ unit: install  ## quick tests: no Docker, no network
 	@# In memory where there is room: a third of their time would be files and folders.
 	@if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 2000000 ] 2>/dev/null; then \
 	    export TMPDIR=$$(mktemp -d /dev/shm/unit.XXXX); trap 'rm -rf "$$TMPDIR"' EXIT; fi; \
-	  $(BIN)/pytest -n 4 --dist loadfile --timeout 120 -o timeout_method=signal -m "not long and not full" tests/unit
+	  $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --timeout 120 -o timeout_method=signal -m "not long and not full" tests/unit
 
 integration: image  ## tests with real containers, sockets and servers
 	@echo "== integration and end-to-end tests"

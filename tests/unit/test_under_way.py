@@ -194,7 +194,9 @@ def again(text: bytes, kept: int, more: int) -> bytes:
     return orjson.dumps(line) + b"\n"
 
 
-@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize(
+    "forged", [pytest.param(name, marks=[pytest.mark.long] if "without end" in name else []) for name in FORGED]
+)
 async def test_what_is_no_record_of_the_rollout_is_left_out_by_name(
     tmp_path: Path, forged: str, caplog: pytest.LogCaptureFixture
 ) -> None:

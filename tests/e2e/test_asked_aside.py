@@ -143,6 +143,7 @@ def left_out(turns: Any, main: Row) -> float:
     return sum(n for here, n in tokens if not here) / sum(n for _, n in tokens)
 
 
+@pytest.mark.long
 def test_the_report_and_a_run_that_is_scored_again_say_what_is_left_out_too(home: Path) -> None:
     async def again() -> tuple[Ended, ...]:
         viewed = await run(str(home / "run"), directory=home, command="view")

@@ -132,6 +132,7 @@ async def test_unusable_environment_is_told_before_any_task_is_touched(
     await refused(home, endpoint, bad)
 
 
+@pytest.mark.long
 @pytest.mark.docker
 async def test_locked_run_directory_is_left_alone(home: Path, endpoint: ScriptedEndpoint) -> None:
     (home / "run").mkdir()

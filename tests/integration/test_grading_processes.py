@@ -168,6 +168,7 @@ async def test_an_answer_that_breaks_the_scorer_is_worth_nothing_and_is_not_draw
             await scorer.score(other("raise"), answered("die"), FINISHED)
 
 
+@pytest.mark.long
 async def test_an_answer_that_hangs_the_scorer_is_worth_nothing() -> None:
     async with grading("by_answer", 2.0) as scorer:
         score = await scorer.score(plan("42"), answered("hang"), FINISHED)

@@ -304,6 +304,7 @@ def test_the_end_of_the_interpreter_closes_it(text: str, endpoint: ScriptedEndpo
     assert left_in(home) == []
 
 
+@pytest.mark.long
 def test_a_forked_process_is_told_and_does_not_wait(endpoint: ScriptedEndpoint, home: Path) -> None:
     text = """
 orchestrator.rollouts(tasks)

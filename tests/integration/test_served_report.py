@@ -115,6 +115,7 @@ def test_it_shows_what_the_report_in_a_file_shows(run: Path, url: str, opened, t
         until(here, f"document.querySelector('.tools .told').textContent === '{told}'")
 
 
+@pytest.mark.long
 def test_it_is_read_by_keyboard_and_an_address_opens_the_same_again(url: str, opened) -> None:
     page = opened(url)
     page.keyboard.press("/")

@@ -237,6 +237,7 @@ async def test_a_run_rolls_tasks_out_in_the_images_of_their_dockerfiles(base: st
         assert ended.stderr.count("building ") + ended.stdout.count("building ") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_run_that_is_stopped_leaves_no_build(
     engine: docker.APIClient, base: str, word: str, number: signal.Signals

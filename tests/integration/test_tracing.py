@@ -67,6 +67,7 @@ async def test_a_collector_that_is_away_costs_nothing_but_a_moment_at_the_end(ho
     assert len(lines(home / "run" / "rollouts.jsonl")) == 2 * TASKS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "odd",
     [

@@ -35,6 +35,7 @@ async def take_until(trainer: Trainer, serve: Running, version: str) -> None:
                 return
 
 
+@pytest.mark.long
 async def test_groups_tell_the_version_that_the_trainer_said_and_how_far_behind_it_is(home: Path) -> None:
     """The endpoint says nothing of its weights; in the end it has each version under a name of its own."""
     port = free_port()

@@ -126,6 +126,7 @@ async def test_continuations_stand_on_the_recorded_ids_and_are_a_run_like_others
     assert "3 of 3 rollouts as recorded" in ended.stdout
 
 
+@pytest.mark.long
 async def test_a_users_word_comes_behind_the_prompt_and_is_played_again(home: Path) -> None:
     async with ScriptedServer("vllm", script) as server:
         await parent(home, server.base_url)

@@ -148,6 +148,7 @@ async def served(home: Path, url: str) -> None:
     assert ended.code == 0, ended.stderr
 
 
+@pytest.mark.long
 async def test_what_cannot_be_is_refused_by_name(home: Path) -> None:
     async with ScriptedServer("vllm", script) as server:
         await earlier(home, server.base_url)

@@ -180,6 +180,7 @@ async def test_each_step_is_graded_while_nothing_runs_and_the_conversation_goes_
     assert "beat" in next(exported.glob("**/steps/1-first/verifier/test-stdout.txt")).read_text()
 
 
+@pytest.mark.long
 async def test_a_resumed_run_takes_recorded_steps_as_they_are(home: Path, base: str) -> None:
     a_task_of_steps(home / "tasks" / "three")
     (line,) = await rolled_out(home, base, beating)
@@ -304,6 +305,7 @@ async def test_a_task_that_ends_early(
     assert "third" in line["grade"]["flags"][-1], "what nobody came to is named"
 
 
+@pytest.mark.long
 async def test_a_step_whose_agent_steps_are_used_up_is_graded_and_the_next_one_follows(
     home: Path, base: str
 ) -> None:

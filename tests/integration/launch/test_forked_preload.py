@@ -421,6 +421,7 @@ async def test_what_an_image_has_python_do_at_its_start_is_not_done_by_ours(run:
     assert told[0] == told[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "variable",
     [

@@ -120,6 +120,7 @@ async def test_only_what_the_dead_or_overdue_made_is_removed(
                 engine.remove_container(container, force=True)
 
 
+@pytest.mark.long
 @pytest.mark.docker
 async def test_stages_of_dead_builds_go_and_those_of_live_ones_stay(engine: docker.APIClient, probe: str) -> None:
     with (

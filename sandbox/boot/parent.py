@@ -37,7 +37,7 @@ _MOST_DESCRIPTORS = 64
 _TRIAL_S = 10
 # Libraries that draw random numbers find out by their process' number that they were forked: so few processes of a
 # sandbox have the template's.
-_TEMPLATE_PID = "20000"
+_TEMPLATE_PID, _LOW_PIDS = "20000", 2000
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
 _APP = "/opt/sandbox/app"
 _OURS = f"{_APP}/sandbox/"
@@ -323,6 +323,18 @@ def _tell(line: socket.socket, message: dict[str, Any]) -> None:
     line.send(json.dumps(message).encode())
 
 
+def _leave_low_numbers() -> None:
+    """What this process forks next has none of the numbers that a sandbox gives first."""
+    try:
+        with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+            file.write(_TEMPLATE_PID)
+    except OSError:  # not every kernel has it; they are used up there, which takes a second
+        for _ in range(_LOW_PIDS):
+            if (passing := os.fork()) == 0:
+                os._exit(0)
+            os.waitpid(passing, 0)
+
+
 def main() -> int:
     """0: the keeper has hung up, or the template has ended."""
     line = socket.socket(fileno=LINE)
@@ -335,8 +347,7 @@ def main() -> int:
         root = json.loads(message)["root"], descriptors
     handing, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     going, go = os.pipe()
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/ns_last_pid", "w") as file:
-        file.write(_TEMPLATE_PID)
+    _leave_low_numbers()
     if (template := os.fork()) == 0:
         handing.close()
         os.close(go)

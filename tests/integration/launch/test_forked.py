@@ -397,28 +397,58 @@ def resident_bytes(pid: int) -> int:
 # ---------------------------------------------------------------- what cannot work
 
 
-async def test_a_parent_that_imports_threads_is_refused_by_name(
-    run: str, monkeypatch: pytest.MonkeyPatch, temporary: Path
-) -> None:
-    threads = (
-        "import runpy, sys, threading, time; import sandbox.boot.imported as ours; imported = ours.imported; "
-    )
-    threads += "wait = lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
-    threads += "ours.imported = lambda **how: (imported(**how), wait()); "
-    runs = "runpy.run_path('/opt/sandbox/app/sandbox/boot/parent.py', run_name='__main__')"
+RUNS = "import runpy\nrunpy.run_path('/opt/sandbox/app/sandbox/boot/parent.py', run_name='__main__')"
 
-    def threaded(*given: Any, **named: Any) -> Any:
+
+def parents_begin_with(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def beginning(*given: Any, **named: Any) -> Any:
         config = original(*given, **named)
-        config["process"]["args"] = [config["process"]["args"][0], "-P", "-c", threads + runs]
+        config["process"]["args"] = [config["process"]["args"][0], "-P", "-c", f"{code}\n{RUNS}"]
         return config
 
     original = fork_bundles.parent_bundle
-    monkeypatch.setattr(fork_bundles, "parent_bundle", threaded)
+    monkeypatch.setattr(fork_bundles, "parent_bundle", beginning)
+
+
+THREADS = """
+import sys, threading, time
+import sandbox.boot.imported as ours
+imported = ours.imported
+wait = lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+ours.imported = lambda **how: (imported(**how), wait())
+"""
+
+
+async def test_a_parent_that_imports_threads_is_refused_by_name(
+    run: str, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    parents_begin_with(THREADS, monkeypatch)
     async with oci_launcher_for(run, start="fork") as launcher:
         with pytest.raises(LaunchError, match="nothing can be forked: what it imports starts 1 threads"):
             async with oci_probed(launcher, FOREVER):
                 pytest.fail("it must not be used")
     assert list(temporary.iterdir()) == []
+
+
+NO_LAST_PID = """
+import builtins
+opened = builtins.open
+def open_all_but(name, *how, **named):
+    if name == "/proc/sys/kernel/ns_last_pid":
+        raise FileNotFoundError(2, "No such file or directory")
+    return opened(name, *how, **named)
+builtins.open = open_all_but
+"""
+
+
+@pytest.mark.parametrize(("code", "least"), [("", 20_000), (NO_LAST_PID, 2_000)], ids=["told", "used up"])
+async def test_few_processes_have_the_number_of_the_template(
+    run: str, monkeypatch: pytest.MonkeyPatch, code: str, least: int
+) -> None:
+    parents_begin_with(code, monkeypatch)
+    async with oci_launcher_for(run, start="fork") as launcher, oci_probed(launcher, FOREVER) as sandbox:
+        status = Path(f"/proc/{parent_of(sandbox.pid)}/status").read_text()
+        assert int(re.findall(r"NSpid:.*\s(\d+)", status)[0]) > least
 
 
 async def test_gvisor_is_refused_by_name(run: str) -> None:

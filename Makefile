@@ -67,22 +67,22 @@ unit: install  ## quick tests: no Docker, no network
 	@# In memory where there is room: a third of their time would be files and folders.
 	@if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 2000000 ] 2>/dev/null; then \
 	    export TMPDIR=$$(mktemp -d /dev/shm/unit.XXXX); trap 'rm -rf "$$TMPDIR"' EXIT; fi; \
-	  $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --timeout 120 -o timeout_method=signal -m "not long and not full" tests/unit
+	  $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --timeout 120 -o timeout_method=signal -m "not (long or slow or full)" tests/unit
 
 integration: image  ## tests with real containers, sockets and servers
 	@echo "== integration and end-to-end tests"
 	@# Files with few but long tests first, in the order of the folders: so that no process is the last to work.
-	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long and not full and not trainers and not vllm" \
+	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not (long or slow or full or trainers or vllm)" \
 	  tests/e2e tests/integration
 
 test: check unit integration  ## what a change must pass, in minutes
 
-test-long: image  ## what takes seconds: kills, floods, attacks, builds, pages; TRAINERS=1: with test-trainers
+test-long: image  ## kills, floods, bombs, faults, and whatever takes seconds; TRAINERS=1: with test-trainers
 	@echo "== long tests, and properties with more examples"
 	@# In the order of the folders, as above. Other files need not be collected twice.
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 40 --hypothesis-profile thorough \
-	  -m "(long or hypothesis) and not full and not trainers and not vllm" \
-	  $$(grep -rlE --include='test_*.py' 'mark\.long|^from hypothesis' tests | sort)
+	  -m "(long or slow or hypothesis) and not full and not trainers and not vllm" \
+	  $$(grep -rlE --include='test_*.py' 'mark\.(long|slow)|^from hypothesis' tests | sort)
 	@test -z "$${TRAINERS:-}" || $(MAKE) --no-print-directory test-trainers
 
 test-full: export REGISTER_RUNSC = 1

@@ -91,7 +91,7 @@ def members(home: Path) -> list[dict[str, Any]]:
     return list(group["overrides"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 async def test_what_the_page_shows_works(home: Path, name: str) -> None:
     consoles = [block.text for block in blocks(PAGE.read_text("utf-8")) if block.kind == "console"]
@@ -107,7 +107,7 @@ async def test_what_the_page_shows_works(home: Path, name: str) -> None:
     assert all(part["correctness"] == 1.0 and part["format"] == 1.0 for part in parts), parts
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_the_first_commands_of_mcp_servers_run_as_they_stand(home: Path) -> None:
     """The server is one that nobody here wrote: it is fetched once."""
     [server] = json.loads(clock())

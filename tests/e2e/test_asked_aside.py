@@ -106,7 +106,7 @@ def trained(row: Row) -> list[int]:
     return [token for token, learns in zip(row.completion_ids, row.env_mask, strict=True) if learns]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("aside", ASIDE)
 def test_every_line_is_trained_once_whatever_is_asked_aside(home: Path, aside: str) -> None:
     tokenizer = load_tokenizer(str(tokenizer_folder()))
@@ -143,7 +143,7 @@ def left_out(turns: Any, main: Row) -> float:
     return sum(n for here, n in tokens if not here) / sum(n for _, n in tokens)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_report_and_a_run_that_is_scored_again_say_what_is_left_out_too(home: Path) -> None:
     async def again() -> tuple[Ended, ...]:
         viewed = await run(str(home / "run"), directory=home, command="view")

@@ -115,7 +115,7 @@ async def refused(home: Path, endpoint: ScriptedEndpoint, bad: Bad) -> None:
     assert len(endpoint.completions()) == asked
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", USAGE.values(), ids=USAGE)
 async def test_wrong_usage_is_refused_before_anything_starts(
     home: Path, endpoint: ScriptedEndpoint, bad: Bad
@@ -123,7 +123,7 @@ async def test_wrong_usage_is_refused_before_anything_starts(
     await refused(home, endpoint, bad)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.parametrize("bad", (UNUSABLE | NO_DOCKER).values(), ids=UNUSABLE | NO_DOCKER)
 async def test_unusable_environment_is_told_before_any_task_is_touched(
@@ -132,7 +132,7 @@ async def test_unusable_environment_is_told_before_any_task_is_touched(
     await refused(home, endpoint, bad)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_locked_run_directory_is_left_alone(home: Path, endpoint: ScriptedEndpoint) -> None:
     (home / "run").mkdir()

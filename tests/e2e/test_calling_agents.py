@@ -74,7 +74,7 @@ async def verified(home: Path) -> None:
     assert checked.code == 0, checked.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_team_keeps_one_line_of_sampled_ids_for_each_agent(home: Path) -> None:
     with scripted_endpoint(SCRIPT, "--dialect", "vllm") as endpoint:
         ended = await run(*given(home, endpoint.base_url, trained_segments="all_segments"), directory=home)
@@ -132,7 +132,7 @@ async def test_an_endpoint_without_ids_gets_tools_and_calls_as_its_api_has_them(
     await verified(home)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("dialect", "more"), [("vllm", {"tool_call_format": "json"}), ("openai", {"tokenizer_name": "none"})])  # fmt: skip # noqa: E501
 async def test_without_a_format_calls_are_json_in_the_text(home: Path, dialect: str, more: dict[str, str]) -> None:
     with scripted_endpoint({QUESTION: [JSON]}, "--dialect", dialect) as endpoint:

@@ -113,7 +113,7 @@ def test_verify_finds_nothing_wrong_with_the_demo(played) -> None:
     assert ", 0 violations" in result.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.docker
 def test_the_demo_says_where_its_report_is_and_nothing_is_left_to_do_again(played) -> None:
     run, result = played

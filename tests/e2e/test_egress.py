@@ -88,7 +88,7 @@ def says(agent: str, url: str) -> list[str]:
 AGENTS = {"code": {}, "tool_calling": {"tool_call_format": "json"}, "shell": {"tool_call_format": "fenced"}}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["process", pytest.param("oci", marks=pytest.mark.docker)])
 @pytest.mark.parametrize("agent", [*AGENTS, "program:agent.py"])
 async def test_agents_ask_the_hosts_that_are_named(home: Path, address: str, agent: str, launcher: str) -> None:

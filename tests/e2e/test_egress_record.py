@@ -24,7 +24,7 @@ def get(path, host={address!r}):
 print(get("/word"), len(get("/thing-1.0-py3-none-any.whl")), get("/", "elsewhere.example"))"""
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_what_was_fetched_is_on_record_and_is_answered_from_there() -> None:
     with place() as home:
         row = {"task_id": "fetch", "question": "The fetch one: what does it say?", "answer": "42"}

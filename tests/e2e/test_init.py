@@ -17,7 +17,7 @@ def files_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in paths}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.docker
 def test_the_five_commands_run_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "start"

@@ -33,7 +33,7 @@ async def line_with(started: Running, text: str) -> str:
     return said[-1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_a_server_that_begins_to_listen_late_costs_time_and_nothing_else(home: Path) -> None:
     with socket.socket() as held:  # bound without listening: connections are refused

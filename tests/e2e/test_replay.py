@@ -28,7 +28,7 @@ def tasks(home: Path, answer: int) -> None:
     (home / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_run_is_played_again_and_compared() -> None:
     with place() as home:
         tasks(home, 42)

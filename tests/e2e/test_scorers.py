@@ -60,7 +60,7 @@ def zero_is_right(call: Call) -> Reply | str:
     return f"VERDICT {mark}: {'CORRECT' if answer in ('0', 'zero') else 'INCORRECT'}"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "solved", "mean"),
     [
@@ -153,7 +153,7 @@ CANNOT_WORK = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["process", "evaluate"])
 @pytest.mark.parametrize("body", CANNOT_WORK)
 async def test_a_scorer_that_cannot_work_costs_no_completion(home: Path, body: str, command: str) -> None:

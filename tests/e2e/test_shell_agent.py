@@ -114,7 +114,7 @@ async def test_one_line_of_sampled_ids(home: Path, says: list[str], more: dict[s
         )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("says", "more", "ids"),
     [(CALLS[:1] + CALLS[2:], {}, "retokenized"), (BLOCKS, {"tokenizer_name": "none"}, "none")],
@@ -129,7 +129,7 @@ async def test_an_endpoint_without_ids(home: Path, says: list[str], more: dict[s
     await verified(home)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("says", "more"), [(CALLS, {}), (BLOCKS, {"tool_call_format": "fenced"})], ids=["calls", "blocks"]
 )

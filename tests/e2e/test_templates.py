@@ -44,7 +44,7 @@ def two_turns(call: Call) -> str:
     return f"I add.\n<code>\n{'final_answer(42)' if said else 'print(6 * 7)'}\n</code>"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("how", TEMPLATES)
 async def test_a_run_with_such_a_template_is_trained_in_one_line_each(how: str) -> None:
     with place() as home:
@@ -81,7 +81,7 @@ open(os.environ["ANSWER_FILE"], "w").write("42")
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("prints", [True, False])
 @pytest.mark.parametrize("dialect", ["vllm", "openai"])
 async def test_who_speaks_is_in_prompt_and_record_where_prompts_are_ours_and_the_template_says_it(

@@ -99,7 +99,7 @@ async def wider_than_the_window(page: Any) -> bool:
     return await page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "width"), LOOKS)
 async def test_no_page_has_a_grave_finding(made: dict[str, str], scheme: str, width: int) -> None:
     found: list[str] = []
@@ -119,7 +119,7 @@ async def test_no_page_has_a_grave_finding(made: dict[str, str], scheme: str, wi
     assert not found, "\n".join(found)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "width"), LOOKS)
 async def test_the_live_page_has_none(tmp_path: Path, scheme: str, width: int) -> None:
     write_synthetic_run(tmp_path)
@@ -130,7 +130,7 @@ async def test_the_live_page_has_none(tmp_path: Path, scheme: str, width: int) -
         assert not await wider_than_the_window(page)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PLACES))
 async def test_everything_is_reached_and_worked_by_keyboard(made: dict[str, str], name: str) -> None:
     async with opened("light", 1280) as page:

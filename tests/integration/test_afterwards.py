@@ -47,7 +47,7 @@ async def made(request: pytest.FixtureRequest) -> AsyncIterator[Made]:
         yield Made(home, request.param)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_only_solved_rollouts_become_examples_and_costs_are_told(made: Made) -> None:
     scores = {line["rollout_id"]: line["score"] for line in made.rollouts}
     assert set(scores.values()) == {0.0, 1.0}

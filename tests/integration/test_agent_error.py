@@ -65,7 +65,7 @@ async def ran(
     return ended, asked
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAILING)
 async def test_a_program_without_a_completion_is_said_at_once_and_tried_again_once(home: Path, name: str) -> None:
     program, told = FAILING[name]
@@ -109,7 +109,7 @@ async def test_it_is_drawn_again_once_at_most_and_never_without_retries(home: Pa
     assert outcomes(home / "run") == {"agent_error": 3 * (1 + min(retries, 1))}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["process", "evaluate"])
 async def test_three_groups_in_a_row_end_the_run_with_the_reason(home: Path, command: str) -> None:
     size = {"group_size": None, "eval_samples": 2} if command == "evaluate" else {}
@@ -125,7 +125,7 @@ async def test_three_groups_in_a_row_end_the_run_with_the_reason(home: Path, com
     assert counted.keys() <= {"agent_error", "cancelled"}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_three_groups_in_a_row_end_serve_too(home: Path) -> None:
     async with run_api() as api:
         await Trainer.registered(api.url, batch_size=2)
@@ -135,7 +135,7 @@ async def test_three_groups_in_a_row_end_serve_too(home: Path) -> None:
     assert ended.stderr.count("agent_error, the first: ") == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_program_that_fails_on_some_tasks_alone_ends_no_run(home: Path) -> None:
     ended, asked = await ran(home, ON_SOME_TASKS, group_size=1, max_concurrent_sandboxes=1, warm_sandboxes=0)
     assert (ended.code, asked) == (1, 3), ended.stderr
@@ -195,7 +195,7 @@ async def test_a_program_that_loses_its_patience_is_no_agent_error(home: Path) -
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("away", "outcome"), [("Say hello", "llm_error"), ("x", "no_answer")])
 async def test_a_program_that_loses_its_patience_later_is_excused_if_the_endpoint_is_away(
     home: Path, away: str, outcome: str

@@ -173,7 +173,7 @@ def forged(arguments):
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

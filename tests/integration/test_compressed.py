@@ -30,7 +30,7 @@ async def killed_midway(home: Path, base_url: str, record: Path) -> None:
         await started.process.wait()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_killed_and_continued_it_is_the_run_that_a_plain_one_is(home: Path) -> None:
     record, groups = (home / "run" / f"{name}.jsonl.zst" for name in ("rollouts", "groups"))
     async with ScriptedServer("vllm", answers(TASKS, delay_s=0.1)) as server:

@@ -124,7 +124,7 @@ async def test_serve_draws_what_process_does_also_when_it_was_ended(
     assert len(drawn(home)) >= GROUPS
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_run_without_its_lag_or_with_torn_results_is_refused_by_name(home: Path) -> None:
     write_tasks(home / "tasks.jsonl", TASKS)
     async with ScriptedServer("vllm", script()) as server:

@@ -168,7 +168,7 @@ async def test_an_answer_that_breaks_the_scorer_is_worth_nothing_and_is_not_draw
             await scorer.score(other("raise"), answered("die"), FINISHED)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_an_answer_that_hangs_the_scorer_is_worth_nothing() -> None:
     async with grading("by_answer", 2.0) as scorer:
         score = await scorer.score(plan("42"), answered("hang"), FINISHED)
@@ -260,7 +260,7 @@ async def test_a_strategy_says_the_same_from_a_process(strategy: str) -> None:
             await graded.score(plan("42", scorer="python:os:system"), PERFECT, FINISHED)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_what_is_handed_over_of_a_generated_task_is_what_it_is_made_again_from() -> None:
     about = {"dataset": "basic_arithmetic", "seed": 42, "index": 3, "size": 10, "config": {}, "tags": [object()]}
     task, _ = needed(plan(None, scorer="reasoning_gym", metadata=about), PERFECT)

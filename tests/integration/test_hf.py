@@ -63,7 +63,7 @@ def test_what_cannot_be_loaded_is_refused_at_start(folder: Path, query: str, rea
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_cells_of_all_types_are_exact_or_bad_tasks(tmp_path: Path) -> None:
     utc = dt.datetime(2024, 3, 5, 10, 30, tzinfo=dt.UTC)
     cells = {

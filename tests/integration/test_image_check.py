@@ -127,7 +127,7 @@ def wrong(said: str) -> set[str]:
     return {line[7:].split("  ")[0] for line in said.splitlines() if line.startswith("WRONG")}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_image_with_more_packages_can_serve(build: Build) -> None:
     image = build(GOOD)
     code, said = check(image)
@@ -136,7 +136,7 @@ def test_an_image_with_more_packages_can_serve(build: Build) -> None:
     assert said.endswith(f"{image} can serve\n")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_not_used_of_an_image_is_told(build: Build) -> None:
     code, said = check(build(ODD))
     assert (code, wrong(said)) == (0, set()), said
@@ -146,7 +146,7 @@ def test_what_is_not_used_of_an_image_is_told(build: Build) -> None:
     remove_volumes()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dockerfile", "name", "cure"),
     [

@@ -152,7 +152,7 @@ async def test_the_code_reaches_neither_the_channel_nor_the_runner_nor_pid_1(mad
     assert len(served.results) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_what_breaks_a_worker_is_an_observation(made: Made) -> None:
     script = Script(
         [

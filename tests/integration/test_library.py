@@ -95,7 +95,7 @@ def threads() -> list[str]:
 # ---------------------------------------------------------------- a program without a loop
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rows_come_back_in_order_and_are_the_record(endpoint: ScriptedEndpoint, home: Path) -> None:
     config = load_config(**settings(endpoint, run_dir=str(home / "run")))
     with SyncOrchestrator(config) as orchestrator:
@@ -186,7 +186,7 @@ def test_an_error_of_an_observer_reaches_the_caller(endpoint: ScriptedEndpoint, 
             orchestrator.rollouts(TASKS)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_sick_endpoint_is_noticed_over_calls_that_are_small(home: Path) -> None:
     """Each call alone has too few groups for a verdict. Afterwards the program may go on."""
     refusing = {"text": "", "fault": {"kind": "400"}}
@@ -285,7 +285,7 @@ def left_in(home: Path) -> list[str]:
     return [path.name for path in home.glob("orchestrator-*")]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -304,7 +304,7 @@ def test_the_end_of_the_interpreter_closes_it(text: str, endpoint: ScriptedEndpo
     assert left_in(home) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_forked_process_is_told_and_does_not_wait(endpoint: ScriptedEndpoint, home: Path) -> None:
     text = """
 orchestrator.rollouts(tasks)
@@ -322,7 +322,7 @@ except RuntimeError as error:
     assert out.splitlines()[-1] == "opened before this process was forked: make an orchestrator in here"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.docker
 def test_the_end_of_the_interpreter_removes_the_containers(endpoint: ScriptedEndpoint, home: Path) -> None:
     from tests.e2e.leftovers import containers_of
@@ -334,7 +334,7 @@ def test_the_end_of_the_interpreter_removes_the_containers(endpoint: ScriptedEnd
     assert containers_of(process.pid) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_interrupted_call_cancels_its_rollouts_and_the_next_one_works(home: Path) -> None:
     slow = {
         "of q0!": [[says("Wait.", "import time\ntime.sleep(9_000)"), answers("0")]],

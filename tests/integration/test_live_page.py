@@ -58,7 +58,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, list[str]]]:
         await browser.close()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 async def test_it_follows_the_run_and_keeps_the_last_that_was_known(home: Path) -> None:
     async with ScriptedServer("vllm", answers(TASKS, delay_s=1.0)) as server:
@@ -90,7 +90,7 @@ async def test_it_follows_the_run_and_keeps_the_last_that_was_known(home: Path) 
     assert early <= last <= TASKS
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 async def test_a_rollout_under_way_is_opened_and_shows_its_turns_as_they_come(home: Path) -> None:
     code = "<code>\nprint('turn {}')\n</code>"
@@ -122,7 +122,7 @@ async def test_a_rollout_under_way_is_opened_and_shows_its_turns_as_they_come(ho
     assert seen == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_only_who_has_the_token_reads_it_and_nobody_changes_anything(home: Path) -> None:
     async with ScriptedServer("vllm", answers(TASKS, delay_s=1.0)) as server:
         given = flags(home, server.base_url, view_port=0, max_concurrent_sandboxes=2)

@@ -31,7 +31,7 @@ def printed(ended: Ended) -> float:
     return float(found[1])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_run_ends_before_its_cost_is_passed_and_goes_on_to_the_same_groups(home: Path) -> None:
     async with ScriptedServer("vllm", answers(TASKS, delay_s=0.05)) as server:
         whole = await run(*flags(home, server.base_url, run_dir=home / "whole"), *PRICES, directory=home)

@@ -108,7 +108,7 @@ async def test_the_tools_of_a_server_are_host_tools(server: McpServer) -> None:
     assert item["places"]["items"]["properties"]["x"] == {"type": "number"}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_an_answer_of_100_megabytes_costs_its_own_call_alone(server: McpServer) -> None:
     async with opened(server) as mcp:
         results = await asyncio.gather(
@@ -120,7 +120,7 @@ async def test_an_answer_of_100_megabytes_costs_its_own_call_alone(server: McpSe
         assert await mcp.call("echo", text="after it") == "after it"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_an_answer_that_is_too_deep_and_one_that_never_comes_cost_their_own_calls(server: McpServer) -> None:
     async with opened(server, timeout_s=SHORT_S) as mcp:
         results = await asyncio.gather(
@@ -157,7 +157,7 @@ async def test_a_server_that_ended_between_calls_is_begun_anew_without_an_error(
         assert int(await mcp.call("pid")) != before
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_server_that_hangs_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "PING_S", 1.0)
     async with opened(a_server(), timeout_s=SHORT_S, fail_rollouts=True) as mcp:

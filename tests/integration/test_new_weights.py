@@ -181,7 +181,7 @@ async def test_aborts_use_up_no_more_tokens_than_were_asked_for(tokenizer: HubTo
     assert (cut.finish_reason, cut.completion_tokens) == ("length", 10)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("refuses", [False, True])
 async def test_a_pause_is_waited_for_and_is_no_failure(refuses: bool, tokenizer: HubTokenizer) -> None:
     """Longer than the retries of a failure would last."""
@@ -424,7 +424,7 @@ async def test_a_server_that_is_paused_for_ever_is_waited_for_no_longer_than_a_c
     assert len(ended.value.completion.tokens_T or ()) == 5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dialect", "told", "refuses"),
     [("sglang", "spans", False), ("sglang", "version", False), ("vllm", "asked", False), ("vllm", "asked", True)],
@@ -607,7 +607,7 @@ def two_turns() -> Script:
     )  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("dialect", "told"), [("sglang", "spans"), ("vllm", "asked")])
 async def test_a_run_under_which_weights_change_loses_nothing_and_knows_every_token_s_version(
     dialect: str, told: Any

@@ -146,7 +146,7 @@ async def test_a_sandbox_ended_by_somebody_else_costs_no_token_and_one_killed_or
     assert list((home / "t").iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_killed_run_leaves_no_container_and_resumes_to_the_same_groups(home: Path) -> None:
     write_tasks(home / "tasks.jsonl", TASKS)
     (other := home / "other").mkdir()
@@ -227,7 +227,7 @@ async def test_a_run_that_is_stopped_ends_in_order(home: Path) -> None:
     assert list((home / "t").iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_the_demo_goes_without_an_engine_where_none_answers(home: Path) -> None:
     ended = await run(
         "--env.total_steps=2", "--env.run_dir=run", directory=home, command="demo", environ=environ()
@@ -240,7 +240,7 @@ async def test_the_demo_goes_without_an_engine_where_none_answers(home: Path) ->
     assert list((home / "t").iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_task_with_an_image_in_a_file_is_carried_out_in_it_and_a_broken_one_is_a_bad_task(
     home: Path,
 ) -> None:

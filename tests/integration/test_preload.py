@@ -98,7 +98,7 @@ def test_modules_are_imported_once_and_before_there_is_a_program(shop: Shop) -> 
     assert (status, answer, printed) == (0, "['heavy'] []", "imported\n['heavy'] []")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

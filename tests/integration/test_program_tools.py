@@ -110,7 +110,7 @@ launchers = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @launchers
 async def test_a_program_calls_host_tools_and_mcp_servers(launcher: str) -> None:
     if launcher == "oci":
@@ -155,7 +155,7 @@ except Exception as error:
 </code>"""
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @launchers
 async def test_smolagents_agents_have_the_same_tools(launcher: str) -> None:
     if launcher == "oci":

@@ -296,7 +296,7 @@ def test_very_long_lines_are_cut_and_say_so(page, report: str):
     assert len(code) < 40_000
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [800, 1280])
 @pytest.mark.parametrize("place", ["#", "#group-3", "#group-9", "#rollout-g000001-r01-a0"])
 def test_nothing_is_wider_than_the_window(page, report: str, width: int, place: str):

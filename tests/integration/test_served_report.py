@@ -87,7 +87,7 @@ def opened(context) -> Iterator[Callable[[str], Any]]:
     assert seen == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_shows_what_the_report_in_a_file_shows(run: Path, url: str, opened, tmp_path: Path) -> None:
     write_report(run, run / "groups.jsonl", tmp_path / "report.html")
     there, here = opened((tmp_path / "report.html").as_uri()), opened(url)
@@ -115,7 +115,7 @@ def test_it_shows_what_the_report_in_a_file_shows(run: Path, url: str, opened, t
         until(here, f"document.querySelector('.tools .told').textContent === '{told}'")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_is_read_by_keyboard_and_an_address_opens_the_same_again(url: str, opened) -> None:
     page = opened(url)
     page.keyboard.press("/")
@@ -194,7 +194,7 @@ def test_it_is_for_this_machine_and_who_has_the_token(url: str) -> None:
         assert asked(f"{path}{joined}token={token}", "127.0.0.1.evil.example") == 403
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_makes_no_sense_is_refused(run: Path) -> None:
     for flags in (["--serve", "--group", "1"], ["--serve", "--output", "x.html"], ["--port", "0"]):
         argv = [sys.executable, "-m", "orchestrator", "view", str(run), *flags]

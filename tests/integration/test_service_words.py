@@ -19,7 +19,7 @@ RIGHT = "Thought.\n<code>\nfinal_answer(0)\n</code>"
 WORDS = ("stop_sequence", "end_turn", "STOP", "eos_token", "COMPLETE", "REASON_STOP", "eosFound", "", None, "odd")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("dialect", "kind"), [("vllm", "404"), ("openai", "404"), ("openai", "402")])
 async def test_a_status_that_no_text_causes_and_that_passes_costs_no_rollout(
     home: Path, dialect: str, kind: str
@@ -35,7 +35,7 @@ async def test_a_status_that_no_text_causes_and_that_passes_costs_no_rollout(
     assert outcomes(home / "run") == {"finished": 4}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_one_server_of_five_that_lacks_the_model_costs_no_rollout(home: Path) -> None:
     """7 of 20 rollouts were false zeros."""
     write_tasks(home / "tasks.jsonl", 1)
@@ -46,7 +46,7 @@ async def test_one_server_of_five_that_lacks_the_model_costs_no_rollout(home: Pa
     assert outcomes(home / "run") == {"finished": 20}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["quota", "402"])
 async def test_an_account_without_credit_ends_the_run_soon_with_the_services_words(home: Path, kind: str) -> None:
     write_tasks(home / "tasks.jsonl", 40)
@@ -60,7 +60,7 @@ async def test_an_account_without_credit_ends_the_run_soon_with_the_services_wor
     assert "finished" not in outcomes(home / "run")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", ["openai", "vllm"])
 async def test_a_whole_answer_is_one_whatever_its_finish_reason_is_called(home: Path, dialect: str) -> None:
     write_tasks(home / "tasks.jsonl", 1)

@@ -199,7 +199,7 @@ async def test_output_is_bounded_and_printable(places: Places) -> None:
     assert seen[5] == "\ufffd\n[exit code 0]"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_command_that_ends_what_runs_it_costs_the_processes(places: Places) -> None:
     commands = ["export A=1; cd /; kill -9 $PPID; sleep 9", 'pwd; echo "[$A]"', "kill -STOP $PPID; sleep 1", "pwd"]
     seen, _ = await carried_out(places, commands, step_timeout_s=1.0)
@@ -227,7 +227,7 @@ async def test_what_runs_in_the_background_is_heard_and_holds_nothing(places: Pl
     assert end.served.stop_reason == "FINAL_ANSWER"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("as_data", [False, True])
 async def test_the_last_step_may_be_followed_by_an_answer(places: Places, as_data: bool) -> None:
     command = calling({"command": "echo 42"}) if as_data else fenced("echo 42")

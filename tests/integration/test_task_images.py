@@ -94,7 +94,7 @@ async def until(condition: Callable[[], object]) -> None:
 # ---------------------------------------------------------------- one image
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_stages_bases_and_proxies_are_those_of_the_operator(
     engine: docker.APIClient, base: str, word: str, tmp_path: Path
 ) -> None:
@@ -129,7 +129,7 @@ async def test_stages_bases_and_proxies_are_those_of_the_operator(
     assert not engine.images(tag)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_authorities_are_there_for_steps_and_not_in_the_image(
     engine: docker.APIClient, base: str, word: str, tmp_path: Path
 ) -> None:
@@ -212,7 +212,7 @@ def tasks(home: Path, **dockerfiles: str) -> None:
 LOOK = "final_answer(open('/made').read() if os.path.exists('/made') else 'nothing')"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_run_rolls_tasks_out_in_the_images_of_their_dockerfiles(base: str, word: str) -> None:
     with (
         place() as home,
@@ -237,7 +237,7 @@ async def test_a_run_rolls_tasks_out_in_the_images_of_their_dockerfiles(base: st
         assert ended.stderr.count("building ") + ended.stdout.count("building ") == 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_run_that_is_stopped_leaves_no_build(
     engine: docker.APIClient, base: str, word: str, number: signal.Signals

@@ -73,7 +73,7 @@ def on_a_terminal(program: str, **environ: str) -> str:
     return told.decode()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("way", BEGINNINGS)
 def test_what_others_say_reaches_a_terminal_as_plain_text(way: str) -> None:
     told = on_a_terminal(PROGRAM + BEGINNINGS[way], HOSTILE=HOSTILE)

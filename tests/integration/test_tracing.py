@@ -55,7 +55,7 @@ async def test_every_rollout_is_a_tree_of_spans_that_agrees_with_the_record(home
     assert "What is number" not in text
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_collector_that_is_away_costs_nothing_but_a_moment_at_the_end(home: Path) -> None:
     async with ScriptedServer("vllm", answers(TASKS)) as server:
         environ = {ENDPOINT: f"http://127.0.0.1:{free_port()}"}
@@ -67,7 +67,7 @@ async def test_a_collector_that_is_away_costs_nothing_but_a_moment_at_the_end(ho
     assert len(lines(home / "run" / "rollouts.jsonl")) == 2 * TASKS
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "odd",
     [
@@ -84,7 +84,7 @@ async def test_variables_that_cannot_be_used_are_refused_in_one_line(home: Path,
     assert "OpenTelemetry cannot be used" in ended.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environ", "refused"),
     [

@@ -62,7 +62,7 @@ async def a_run(home: Path, server: ScriptedServer, **env: object) -> Ended:
     return ended
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_docker_makes_no_rollout_of_images_that_it_cannot_use(home: Path) -> None:
     word, good = uuid.uuid4().hex[:8], {"q0": {}, "q1": {}}
     odd = {

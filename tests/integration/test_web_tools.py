@@ -575,7 +575,7 @@ async def test_code_in_a_sandbox_searches_and_visits_and_sees_failures(service: 
     assert KEY not in shown + repr(attempt)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ async def test_three_seeds_against_uniform_draws() -> None:
     assert gain - reach > 1.5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_the_same_scores_give_the_same_tasks_in_the_same_order() -> None:
     runs = [await rolled(skill, 1, 60, max_concurrent_sandboxes=sandboxes) for sandboxes in (2, 8)]
     orders = [[(g.number, g.task.task_id) for g in sorted(groups, key=lambda g: g.number)] for groups, _ in runs]
@@ -156,7 +156,7 @@ def reported(skill: Skill, seed: int, rounds: int = 24) -> Curriculum:
     return drawing.report
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_the_report_counts_pools_and_informative_groups(tmp_path: Path) -> None:
     await rolled(skill, 1, 72, directory=tmp_path)
     run = read_run(tmp_path, None)

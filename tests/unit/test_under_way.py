@@ -195,7 +195,7 @@ def again(text: bytes, kept: int, more: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "forged", [pytest.param(name, marks=[pytest.mark.long] if "without end" in name else []) for name in FORGED]
+    "forged", [pytest.param(name, marks=[pytest.mark.slow] if "without end" in name else []) for name in FORGED]
 )
 async def test_what_is_no_record_of_the_rollout_is_left_out_by_name(
     tmp_path: Path, forged: str, caplog: pytest.LogCaptureFixture

@@ -226,7 +226,7 @@ async def test_drained_while_it_waits_it_ends_at_once(api: RunApiProcess) -> Non
         assert not serve.maker.begun
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_restarted_and_reset_run_api_is_registered_at_again(api: RunApiProcess) -> None:
     async with feeding(api.url) as serve:
         first = await Trainer.registered(api.url, batch_size=4)
@@ -274,7 +274,7 @@ async def test_what_is_finished_while_the_run_api_is_away_is_delivered_later(api
         assert serve.feed.ledger.lost == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [

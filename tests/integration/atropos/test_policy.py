@@ -35,7 +35,7 @@ async def take_until(trainer: Trainer, serve: Running, version: str) -> None:
                 return
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_groups_tell_the_version_that_the_trainer_said_and_how_far_behind_it_is(home: Path) -> None:
     """The endpoint says nothing of its weights; in the end it has each version under a name of its own."""
     port = free_port()
@@ -64,7 +64,7 @@ async def test_groups_tell_the_version_that_the_trainer_said_and_how_far_behind_
         assert facts["staleness"] in (None, 0, 2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_groups_that_are_too_old_are_not_delivered(home: Path) -> None:
     port = free_port()
     async with run_api() as api, ScriptedServer("vllm", answers(TASKS, delay_s=1.0)) as server:

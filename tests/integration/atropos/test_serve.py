@@ -30,7 +30,7 @@ from tests.unit.test_report import Elements
 TASKS = 12
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_twenty_batches_are_what_the_endpoint_sampled(home: Path) -> None:
     api = RunApiProcess()
     async with ScriptedServer("vllm", answers(TASKS)) as server:
@@ -105,7 +105,7 @@ async def test_a_report_is_left_when_the_trainer_is_away_and_a_signal_ends_it(ho
     assert len(groups) >= 4
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_trees_reach_the_trainer_with_each_token_once(home: Path) -> None:
     """A third of the rollouts has a second turn to branch at; the others' places are drawn whole."""
     async with ScriptedServer("vllm", answers(TASKS)) as server, run_api() as api:

@@ -91,7 +91,7 @@ def tasks(attacks: Mapping[str, Attack]) -> Iterator[dict[str, Any]]:
 
 
 # All but one kind of sandbox are of `make test-long`.
-MARKS = {kind: [pytest.mark.long] if kind != "docker" else [] for kind in KINDS}
+MARKS = {kind: [pytest.mark.slow] if kind != "docker" else [] for kind in KINDS}
 
 
 @pytest.fixture(scope="module", params=[pytest.param(kind, marks=marks) for kind, marks in MARKS.items()])

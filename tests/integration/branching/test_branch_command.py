@@ -69,7 +69,7 @@ def ids(completion: dict[str, Any]) -> tuple[list[int] | None, list[int] | None,
     return completion["prompt_ids"], completion["token_ids"], completion["logprobs"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_continuations_stand_on_the_recorded_ids_and_are_a_run_like_others(home: Path) -> None:
     async with ScriptedServer("vllm", script) as server:
         old = await parent(home, server.base_url)
@@ -126,7 +126,7 @@ async def test_continuations_stand_on_the_recorded_ids_and_are_a_run_like_others
     assert "3 of 3 rollouts as recorded" in ended.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_users_word_comes_behind_the_prompt_and_is_played_again(home: Path) -> None:
     async with ScriptedServer("vllm", script) as server:
         await parent(home, server.base_url)
@@ -152,7 +152,7 @@ async def test_a_users_word_comes_behind_the_prompt_and_is_played_again(home: Pa
         assert ended.code == 0, ended.stdout + ended.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", ["vllm", pytest.param("openai", marks=pytest.mark.full)])
 async def test_another_model_has_its_own_ids(home: Path, dialect: str) -> None:
     """What came before is context for it, as texts: none of the record's ids stand in its line."""

@@ -65,7 +65,7 @@ def home() -> Iterator[Path]:
         yield directory
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("draw", [0, pytest.param(1, marks=pytest.mark.full)])
 async def test_a_killed_run_goes_on_at_the_turns_of_its_rollouts(home: Path, number: int, draw: int) -> None:

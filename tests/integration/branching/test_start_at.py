@@ -72,7 +72,7 @@ def turns_of(run_directory: Path, task: str) -> list[int]:
     return [turn for _, (name, turn) in sorted(begun(run_directory).items()) if name == task]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_the_turn_falls_as_it_is_solved_and_the_beginning_is_masked(home: Path) -> None:
     async with ScriptedServer("vllm", script) as server:
         await earlier(home, server.base_url)
@@ -98,7 +98,7 @@ async def test_the_turn_falls_as_it_is_solved_and_the_beginning_is_masked(home: 
     assert verified.code == 0, verified.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["process", pytest.param("serve", marks=pytest.mark.full)])
 async def test_a_killed_run_begins_its_groups_where_it_would_have(home: Path, command: str) -> None:
     async with ScriptedServer("vllm", script) as server:
@@ -148,7 +148,7 @@ async def served(home: Path, url: str) -> None:
     assert ended.code == 0, ended.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_what_cannot_be_is_refused_by_name(home: Path) -> None:
     async with ScriptedServer("vllm", script) as server:
         await earlier(home, server.base_url)

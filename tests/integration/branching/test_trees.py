@@ -101,7 +101,7 @@ def sampled_tokens(run_directory: Path) -> int:
     return sum(completion["completion_tokens"] for completion in own)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_kill_at_any_point_leaves_the_same_tree(home: Path) -> None:
     """Killed once the trunk has begun to sample, then within the branches."""
     how = settings(group_size=5, branch="turns:2,4 width:2")
@@ -129,7 +129,7 @@ async def test_a_kill_at_any_point_leaves_the_same_tree(home: Path) -> None:
     assert_each_token_is_trained_once(home / "run")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_branches_that_lose_their_boxes_go_on(home: Path) -> None:
     def slow(call: Call) -> str:
         return script(call).replace("print(len", "__import__('time').sleep(0.4)\nprint(len")

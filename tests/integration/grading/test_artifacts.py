@@ -32,7 +32,7 @@ def home() -> Iterator[Path]:
         yield directory
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_artifacts_are_the_scope_if_the_solution_needs_no_more(home: Path) -> None:
     base = (await ensure_image(progress=print)).tag
     for name, artifacts in {"enough": '"/srv/answer"', "too little": '"/srv/notes"', "none": ""}.items():

@@ -147,7 +147,7 @@ async def test_honest_work_gets_its_reward_and_no_work_gets_none(
     assert [test.outcome for test in nothing.tests] == ["failed", "failed"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_what_an_agent_plants_gains_it_nothing(
     name: str, launcher: OciLauncher, spec: SandboxSpec, tests: Path, workspaces: Workspaces
@@ -209,7 +209,7 @@ async def test_a_reward_file_that_the_tests_do_not_write_is_flagged_and_does_not
     assert found.flags[1] == "reward.json was written, which the task's own tests do not write"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_what_does_not_end_is_the_policys_doing_only_where_the_solution_ends_early(
     launcher: OciLauncher, spec: SandboxSpec, tmp_path: Path, workspaces: Workspaces
 ) -> None:

@@ -106,7 +106,7 @@ async def checked(home: Path, tasks: Path, *more: str, code: int = 0) -> dict[st
     return answer
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_each_fault_of_a_task_is_found_and_named(home: Path) -> None:
     answer = await checked(home, write(home, *SOLVED), code=1)
     tasks = {task["task_id"]: task for task in answer["tasks"]}
@@ -155,7 +155,7 @@ async def test_only_what_has_changed_is_checked_anew(home: Path) -> None:
     assert mended["tasks"][0]["duration_s"] == seconds["honest"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_check_that_was_stopped_keeps_what_it_found_and_goes_on(home: Path) -> None:
     tasks, kept = write(home, "honest", "fooled", "unsolved"), home / "tasks.jsonl.checks.json"
     flags = (f"jsonl:{tasks}", "--env.max_concurrent_sandboxes=1")
@@ -175,7 +175,7 @@ async def test_a_check_that_was_stopped_keeps_what_it_found_and_goes_on(home: Pa
             assert task["duration_s"] == before[task["task_id"]]["duration_s"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_working_directory_that_the_image_lacks_is_made(home: Path) -> None:
     tasks = write(home, "honest")
     (row,) = map(json.loads, tasks.read_text().splitlines())

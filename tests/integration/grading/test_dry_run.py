@@ -211,7 +211,7 @@ async def dry_run(
     return replace(task, grader=replace(task.grader, checked=Checked(layer=dry_runs.place(done.layer))))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 async def test_what_an_agent_plants_where_tests_install_gains_nothing(
     name: str,

@@ -105,7 +105,7 @@ def script(call: Call) -> str:
     return f"Thought.\n<code>\n{ROOT_LOOK if 'As root' in call.task else LOOK}\n</code>"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_the_agent_finds_what_it_set_up_and_has_no_power_over_it(home: Path, base: str) -> None:
     tasks = write(home)
     async with ScriptedServer("vllm", script) as server:

@@ -26,7 +26,7 @@ WINS = {"background writer", "bytecode", "conftest.py", "patched pytest", "progr
 WINS |= {".pth", "sitecustomize", "test.sh"}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(WINS))
 async def test_a_policy_wins_where_the_tests_are_beside_it(
     name: str, launcher: OciLauncher, spec: SandboxSpec, tests: Path, workspaces: Workspaces

@@ -152,7 +152,7 @@ def said_by_user(call: Call) -> str:
     return "".join(message.content for message in call.messages if message.role != "assistant")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_each_step_is_graded_while_nothing_runs_and_the_conversation_goes_on(home: Path, base: str) -> None:
     a_task_of_steps(home / "tasks" / "three")
     (line,) = await rolled_out(home, base, beating)
@@ -180,7 +180,7 @@ async def test_each_step_is_graded_while_nothing_runs_and_the_conversation_goes_
     assert "beat" in next(exported.glob("**/steps/1-first/verifier/test-stdout.txt")).read_text()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_resumed_run_takes_recorded_steps_as_they_are(home: Path, base: str) -> None:
     a_task_of_steps(home / "tasks" / "three")
     (line,) = await rolled_out(home, base, beating)
@@ -196,7 +196,7 @@ async def test_a_resumed_run_takes_recorded_steps_as_they_are(home: Path, base: 
     assert (again["tokens"], again["scores"]) == (first["tokens"], first["scores"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_played_run_is_graded_step_by_step_again(home: Path, base: str) -> None:
     a_task_of_steps(home / "tasks" / "three")
     await rolled_out(home, base, beating)
@@ -243,7 +243,7 @@ print("did " + name)
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["shell", "program"])
 async def test_steps_with(home: Path, base: str, agent: str) -> None:
     a_task_of_steps(home / "tasks" / "three", **{"steps/first/workdir/sub/a": ""})
@@ -282,7 +282,7 @@ FORGES = (
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "outcome", "strategy", "score", "graded"),
     [
@@ -305,7 +305,7 @@ async def test_a_task_that_ends_early(
     assert "third" in line["grade"]["flags"][-1], "what nobody came to is named"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_step_whose_agent_steps_are_used_up_is_graded_and_the_next_one_follows(
     home: Path, base: str
 ) -> None:

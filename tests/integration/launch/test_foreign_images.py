@@ -121,7 +121,7 @@ async def lived(launcher: Launcher, spec: SandboxSpec, run: str, script: Script)
     return served
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("launched", LAUNCHERS)
 async def test_an_agent_works_in_any_image(launched: str, kind: str, run: str, files: Path) -> None:
@@ -161,7 +161,7 @@ COMMANDS = (
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["busybox", "musl", "bookworm"])
 @pytest.mark.parametrize(("launched", "root"), [("docker", "read-only"), ("oci", "writable")])
 async def test_a_shell_agent_has_the_image_s_own_shell(

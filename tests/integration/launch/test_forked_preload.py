@@ -190,7 +190,7 @@ async def test_a_program_finds_what_it_would_find_without(run: str, temporary: P
     assert usual(told["fork"]) == usual(told["run"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "answer", "detail"),
     [
@@ -253,7 +253,7 @@ async def test_modules_are_imported_once_for_all_and_no_program_sees_what_anothe
     assert len({drawn for _, _, drawn in told}) == 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "why"),
     [
@@ -421,7 +421,7 @@ async def test_what_an_image_has_python_do_at_its_start_is_not_done_by_ours(run:
     assert told[0] == told[1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variable",
     [

@@ -165,7 +165,7 @@ async def test_waiting_for_the_end_can_be_given_up_and_taken_up_again(
                     await sandbox.exited()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.05, 0.1, 0.2, 0.4])
 async def test_cancelled_launch_leaves_nothing(candidate: Candidate, channels: Channels, after_s: float) -> None:
     async def use(door: SandboxServer) -> None:
@@ -183,7 +183,7 @@ async def test_cancelled_launch_leaves_nothing(candidate: Candidate, channels: C
         assert candidate.left() == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_no_more_sandboxes_at_a_time_than_allowed(candidate: Candidate, channels: Channels) -> None:
     seen: list[int] = []
 

@@ -131,7 +131,7 @@ async def test_pid_1_killed_for_memory_is_told(run: str) -> None:
         assert (ended.exit_code, ended.oom_killed) == (137, True)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @BOTH
 async def test_cpu_time_grows_with_work_and_is_known_after_the_end(run: str) -> None:
     program = "import time\nwhile time.process_time() < 0.5: pass"
@@ -239,9 +239,9 @@ async def test_a_keeper_leaves_ctrl_c_and_sigterm_to_the_orchestrator(run: str) 
 
 @BOTH
 @pytest.mark.parametrize(
-    "changes", [{}, pytest.param(WRITABLE, marks=pytest.mark.long)], ids=["read-only", "writable"]
+    "changes", [{}, pytest.param(WRITABLE, marks=pytest.mark.slow)], ids=["read-only", "writable"]
 )
-@pytest.mark.parametrize("keeper_too", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("keeper_too", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_a_killed_orchestrator_leaves_nothing(
     temporary: Path, keeper_too: bool, changes: dict[str, object]
 ) -> None:

@@ -61,7 +61,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_killed_orchestrator_leaves_nothing_once_the_next_one_starts(
     probe: str, run: str, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +120,7 @@ async def test_only_what_the_dead_or_overdue_made_is_removed(
                 engine.remove_container(container, force=True)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.docker
 async def test_stages_of_dead_builds_go_and_those_of_live_ones_stay(engine: docker.APIClient, probe: str) -> None:
     with (

@@ -148,7 +148,7 @@ async def launcher(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     await launcher.aclose()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_what_people_do_as_root_works(launcher: OciLauncher, image: str) -> None:
     codes = [SH + WHEEL, *(f"sh({script!r})" for script, _ in WORK.values()), UDP]
     script = Script([*map(action, codes), action("final_answer(1)")], max_steps=20, step_timeout_s=STEP_S)

@@ -56,7 +56,7 @@ def check(cache: Path, *before: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_machine_that_only_has_the_image_takes_the_runtime_out_of_it(
     engine: docker.APIClient, tmp_path: Path
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_machine_that_only_has_the_image_takes_the_runtime_out_of_it(
     engine.remove_volume(runtime_volume(str(made)))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_engine_elsewhere_has_it_in_a_volume_that_is_filled_once(
     engine: docker.APIClient, holder: str, tmp_path: Path
 ) -> None:

@@ -95,7 +95,7 @@ def test_nothing_is_missing_in_a_container_made_as_asked(engine: docker.APIClien
         assert verify_confinement(as_pid_1_sees_it(engine, made), SPEC) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes", "missed"), WEAKER)
 def test_a_weaker_container_is_refused_by_name(
     engine: docker.APIClient, tmp_path: Path, name: str, changes: dict[str, Any], missed: str

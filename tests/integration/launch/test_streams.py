@@ -121,7 +121,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_programs_ask_the_hosts_that_are_named_and_no_others(kind: str, run: str, address: str) -> None:
     world = proxied(address)
     curl = f"curl -sS --max-time 60 http://{address}/curl"
@@ -173,7 +173,7 @@ async def test_https_is_answered_under_the_authority_of_the_run_and_a_key_is_nev
     assert {one.status for one in border.crossings} == {200}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_a_large_download_is_whole_while_a_reader_never_reads(kind: str, run: str, address: str) -> None:
     request = f"GET http://{address}/mib/64 HTTP/1.1\r\nHost: {address}\r\n\r\n".encode()
     (told,) = await observed(

@@ -277,7 +277,7 @@ async def test_layers_lie_over_the_image_top_first(launcher: OciLauncher, tmp_pa
     assert (tmp_path / "top" / "srv" / "both").read_text() == "top"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/nowhere", "/", "/proc", "opt", None])
 async def test_a_layer_that_leads_our_mounts_elsewhere_costs_its_sandbox_alone(
     launcher: OciLauncher, tmp_path: Path, target: str | None
@@ -289,7 +289,7 @@ async def test_a_layer_that_leads_our_mounts_elsewhere_costs_its_sandbox_alone(
     assert "\n2\n" in (await observed(launcher, "print(1 + 1)"))[0]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("user", "ids"), [("nobody", "65534 65534"), ("65534:5", "65534 5"), ("0", "0 0"), (None, "0 0"), ("7", "7 7")]
 )

@@ -160,7 +160,7 @@ async def test_an_end_that_requests_cause_is_the_policys(launcher: OciLauncher, 
         assert control.questions == 1  # it was seen to live as long
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_an_end_without_the_policy_is_nobodys(launcher: OciLauncher, tmp_path: Path) -> None:
     dies = an_echo("db", entrypoint=("/bin/sh", "-c", "exec sleep 2"), healthcheck=Healthcheck("true"))
     async with running(launcher, tmp_path, dies) as (found, task):

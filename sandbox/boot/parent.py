@@ -238,10 +238,9 @@ class Server:
 
     def _refuse(self, why: str) -> None:
         """Nobody gets the request that is under way."""
-        with contextlib.suppress(BlockingIOError):  # the child has got it, and did nothing more
-            _, descriptors, _, _ = socket.recv_fds(
-                self._handed, _MOST_BYTES, _MOST_DESCRIPTORS, socket.MSG_DONTWAIT
-            )
+        # Else the child has got it, and did nothing more. `recv_fds` would wait then, whatever flags it is given.
+        if select.select([self._handed], [], [], 0)[0]:
+            _, descriptors, _, _ = socket.recv_fds(self._handed, _MOST_BYTES, _MOST_DESCRIPTORS)
             for number in descriptors:
                 os.close(number)
         _tell(self._line, {"refused": self._under_way, "why": why})

@@ -19,7 +19,6 @@ packet:
 """
 
 import atexit
-import contextlib
 import json
 import os
 import select
@@ -37,7 +36,7 @@ _MOST_DESCRIPTORS = 64
 _TRIAL_S = 10
 # Libraries that draw random numbers find out by their process' number that they were forked: so few processes of a
 # sandbox have the template's.
-_TEMPLATE_PID, _LOW_PIDS = "20000", 2000
+_TEMPLATE_PID, _LOW_PIDS = "20000", 300
 _NEW_PROCESSES = 0x20000000  # CLONE_NEWPID
 _APP = "/opt/sandbox/app"
 _OURS = f"{_APP}/sandbox/"
@@ -327,7 +326,7 @@ def _leave_low_numbers() -> None:
     try:
         with open("/proc/sys/kernel/ns_last_pid", "w") as file:
             file.write(_TEMPLATE_PID)
-    except OSError:  # not every kernel has it; they are used up there, which takes a second
+    except OSError:  # not every kernel has it; they are used up there, which takes a moment
         for _ in range(_LOW_PIDS):
             if (passing := os.fork()) == 0:
                 os._exit(0)

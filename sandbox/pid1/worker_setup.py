@@ -20,6 +20,7 @@ from sandbox.worker.worker import COMMANDS_FD, FRAMES_FD
 _OURS = ("sandbox", "rollout_api", *HOLDERS)
 _USER = "user"  # the worker's uid has no name in the image; `getpass.getuser` reads LOGNAME and USER first
 _FIRST_FREE_FD = 6
+_PACKAGES = "/opt/packages"  # of an image; Python looks for them at its start, where a parent of forks has none
 _PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
 _ALL_PROGRAMS = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as Docker's, for an agent with an account
@@ -48,6 +49,8 @@ def clean_process(box: Box, cpu_millis: int | None) -> None:
     ours = {"", os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     # The working directory comes first, as in an interactive Python.
     sys.path[:] = ["", *(entry for entry in sys.path if entry not in ours)]
+    if _PACKAGES not in sys.path and os.path.isdir(_PACKAGES):
+        sys.path.append(_PACKAGES)
     sys.argv[:] = [""]
     temporary = {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}
     os.environ.clear()

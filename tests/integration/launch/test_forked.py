@@ -441,7 +441,7 @@ builtins.open = open_all_but
 """
 
 
-@pytest.mark.parametrize(("code", "least"), [("", 20_000), (NO_LAST_PID, 2_000)], ids=["told", "used up"])
+@pytest.mark.parametrize(("code", "least"), [("", 20_000), (NO_LAST_PID, 300)], ids=["told", "used up"])
 async def test_few_processes_have_the_number_of_the_template(
     run: str, monkeypatch: pytest.MonkeyPatch, code: str, least: int
 ) -> None:

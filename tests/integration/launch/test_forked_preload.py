@@ -465,7 +465,7 @@ async def test_no_process_of_a_sandbox_has_the_number_of_the_one_that_imported(r
     )
     async with bench(run, "fork") as here:
         attempt = await here.run(ASK + "import heavy\nprint(heavy.PID)", spec)
-    assert int(str(attempt.record.answer)) > 2_000, attempt
+    assert int(str(attempt.record.answer)) > 300, attempt
 
 
 async def test_numbers_drawn_by_numpy_differ_though_it_was_seeded_at_its_import(run: str, temporary: Path) -> None:

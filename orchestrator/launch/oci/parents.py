@@ -23,7 +23,7 @@ from orchestrator.types import SandboxSpec
 
 log = logging.getLogger(__name__)
 
-MOST_FORKS = 1000
+MOST_FORKS = 900  # it has a descriptor of each that lives, and may have 1,024
 MOST_S = 1800.0
 MOST_KINDS = 4  # with parents at a time: each kind has modules of its own in memory
 MOST_UNREADY = 2  # sandboxes of a kind in a row: by default a rollout has a third try

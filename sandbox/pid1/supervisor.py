@@ -230,6 +230,10 @@ class Supervisor:
         status = EXIT_BROKEN
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, *_ENDING))
+            # Whoever started pid 1 may ignore some, as `nohup` does.
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             status = main()
         except BaseException:
             traceback.print_exc()

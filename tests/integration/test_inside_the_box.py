@@ -178,6 +178,24 @@ async def test_a_step_does_what_plain_python_does(places: Places) -> None:
         assert expected in observed, f"{code}\n--> {observed}"
 
 
+async def test_no_signal_is_ignored_or_blocked_because_whoever_started_the_sandbox_ignores_it(
+    places: Places,
+) -> None:
+    code = """
+import signal
+kinds = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD)
+found = [signal.getsignal(kind) for kind in kinds]
+final_answer(f"{[getattr(each, '__name__', None) or each.name for each in found]} {signal.pthread_sigmask(signal.SIG_BLOCK, [])}")
+"""
+    usual = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        end = await run(places, Script([action(code)]))
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+    assert end.served.answer == b"['default_int_handler', 'SIG_DFL', 'SIG_DFL', 'SIG_DFL'] set()"
+
+
 async def test_files_come_behind_the_result_they_must_not_cost(places: Places) -> None:
     code = "import os\nos.mkdir('output')\nopen('output/x', 'w').write('made')\nfinal_answer('done')"
     script = Script([action(code)], output=pb.OutputLimits(max_files=9, max_bytes=999))

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.launch.hardening import OPEN_FILES
 from orchestrator.launch.oci import parents
 from orchestrator.launch.oci.fork_bundles import acting_at_start, parent_bundle, template_config
 from orchestrator.launch.oci.mounts import PARENT_ROOT
@@ -18,6 +19,13 @@ from orchestrator.launch.oci.user_namespace import UserNamespace, id_range
 from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE_IDS, UidPair
 from orchestrator.types import SandboxSpec
 from tests.fakes.plans import a_sandbox
+
+
+IN_FLIGHT = 3 + 16 + 8  # of a request: the usual, mounts and control groups; with what a server has itself
+
+
+def test_a_parent_may_watch_all_sandboxes_that_it_makes() -> None:
+    assert parents.MOST_FORKS + IN_FLIGHT < OPEN_FILES
 
 
 class Started:

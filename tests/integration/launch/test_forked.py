@@ -430,6 +430,24 @@ async def test_a_parent_that_imports_threads_is_refused_by_name(
     assert list(temporary.iterdir()) == []
 
 
+NO_WORKER = """
+from sandbox.pid1 import identity
+def become_nobody(box):
+    raise OSError(1, "not permitted")
+identity.become_worker = become_nobody
+"""
+
+
+async def test_a_worker_that_cannot_work_is_a_start_that_failed(
+    many: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that a model is told: sandboxes that are not forked find it in their rehearsal."""
+    _, park, _ = many
+    parents_begin_with(NO_WORKER, monkeypatch)
+    with pytest.raises((LaunchError, SandboxLostError), match="worker"):
+        await park(1)
+
+
 NO_LAST_PID = """
 import builtins
 opened = builtins.open

@@ -63,7 +63,8 @@ Solve = Callable[[str], Result]  # an instruction, with its place in the convers
 
 
 def main(box: Box, control: RunnerEnd, confinement: pb.Confinement, rehearsed: bool = False) -> int:
-    """The runner's whole life; returns its exit code. `rehearsed`: before this process was forked."""
+    """The runner's whole life; returns its exit code. `rehearsed`: the rehearsal was held before this process was
+    forked."""
     link = WorkerLink(control)
     link.replace()
     if rehearsed:

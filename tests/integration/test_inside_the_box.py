@@ -185,7 +185,8 @@ async def test_no_signal_is_ignored_or_blocked_because_whoever_started_the_sandb
 import signal
 kinds = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD)
 found = [signal.getsignal(kind) for kind in kinds]
-final_answer(f"{[getattr(each, '__name__', None) or each.name for each in found]} {signal.pthread_sigmask(signal.SIG_BLOCK, [])}")
+names = [getattr(each, "__name__", None) or each.name for each in found]
+final_answer(f"{names} {signal.pthread_sigmask(signal.SIG_BLOCK, [])}")
 """
     usual = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:

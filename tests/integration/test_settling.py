@@ -12,18 +12,20 @@ from orchestrator.launch.contents import APP, PYTHON
 from orchestrator.launch.names import DEFAULT_IMAGE
 
 pytestmark = pytest.mark.docker
-PROGRAM = """
+BEGINNING = """
 import json, os, sys
 from sandbox.boot.settling import settle
+def private_kib():
+    with open("/proc/self/smaps_rollup") as file:
+        return int(next(line for line in file if line.startswith("Private_Dirty")).split()[1])
+"""
+PROGRAM = """
 things = [[str(number) * 3, (number, float(number)), {number: "x"}, object()] for number in range(30_000)]
 del things[::3]
 def double(text):
     return text * 2
 if sys.argv[1] == "settled":
     settle()
-def private_kib():
-    with open("/proc/self/smaps_rollup") as file:
-        return int(next(line for line in file if line.startswith("Private_Dirty")).split()[1])
 reader, writer = os.pipe()
 if os.fork() == 0:
     looked = sum(len(text) + pair[0] for text, pair, _, _ in things)
@@ -40,15 +42,10 @@ print(json.dumps([*told, len(things), double("ab"), sys.getrefcount(double) > 1 
 
 
 HOLES = """
-import json, os, sys
-from sandbox.boot.settling import settle
 things = [bytes(800) for _ in range(8_000)]  # too large for Python's own pools
 del things[::15]  # one of three pages
 if sys.argv[1] == "settled":
     settle()
-def private_kib():
-    with open("/proc/self/smaps_rollup") as file:
-        return int(next(line for line in file if line.startswith("Private_Dirty")).split()[1])
 reader, writer = os.pipe()
 if os.fork() == 0:
     before = private_kib()
@@ -65,7 +62,7 @@ def run(how: str, program: str = PROGRAM) -> list[object]:
     with closing(docker.from_env(timeout=300)) as engine:
         said = engine.containers.run(
             DEFAULT_IMAGE,
-            ["-c", program, how],
+            ["-c", BEGINNING + program, how],
             entrypoint=PYTHON,
             environment={"PYTHONPATH": APP},
             network_mode="none",

@@ -20,7 +20,6 @@ from orchestrator.launch.uids import FIRST_OF_RANGES, FIRST_UID, LAST_UID, RANGE
 from orchestrator.types import SandboxSpec
 from tests.fakes.plans import a_sandbox
 
-
 IN_FLIGHT = 3 + 16 + 8  # of a request: the usual, mounts and control groups; with what a server has itself
 
 

@@ -176,7 +176,9 @@ class WorkerLink:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise StepTimeout
-            ready = {fd for fd, _ in poll.poll(left * 1000)}
+            ready = dict(poll.poll(left * 1000))
+            if ready.get(self._control.fileno(), 0) & select.POLLHUP:  # whatever the worker still says
+                raise SupervisorGone("pid 1 is gone")
             if bell in ready:
                 raise Interrupted
             if worker.output in ready:

@@ -130,7 +130,7 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
     async def _contents_of(self, image: str) -> Contents:
         """Looked up once. Raises ImageUnusable, EnvironmentUnusable, DockerError."""
         async with self._preparing:
-            if image not in self._contents:
+            if image not in self._contents or not self._runtime:
                 if (
                     answer := await self._engine.read_image(image, lambda told: used_of_image(image, told))
                 ) is None:
@@ -184,7 +184,11 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
             sandbox.in_doubt = False
             raise
         sandbox.begun_s = asyncio.get_running_loop().time()
-        await self._engine.start(sandbox.sandbox_id)
+        try:
+            await self._engine.start(sandbox.sandbox_id)
+        except LaunchError:
+            self._runtime = ""  # an Engine elsewhere may have lost it by a `cleanup`: the next sandbox looks again
+            raise
         state = await self._engine.inspect(
             sandbox.sandbox_id, lambda answer: (int(answer["State"]["Pid"]), verify(answer, config, self._waived))
         )

@@ -73,6 +73,11 @@ class Log:
         return [s for s in self.completions if s.completed]
 
     @property
+    def sampled(self) -> int:
+        """How many completions were sampled, whoever got them."""
+        return sum(bool(s.sampled_ids) for s in self.completions)
+
+    @property
     def probes(self) -> list[Served]:
         return [s for s in self.all if s.probe]
 

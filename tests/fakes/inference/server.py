@@ -78,6 +78,7 @@ class ScriptedServer:
         self._api_key = api_key
         self._port = port
         self._loading = loading
+        self.at_most: int | None = None  # so many completions; those after them wait until this is changed
         self._calls = CallReader()
         self._cache = PrefixCache()
         self._draws: Counter[int] = Counter()
@@ -163,6 +164,8 @@ class ScriptedServer:
             len(ask.prompt_ids), 1 if ask.max_tokens is None else ask.max_tokens, limit
         ):
             raise refused
+        while not served.probe and self.at_most is not None and self.log.sampled >= self.at_most:
+            await asyncio.sleep(0.01)
         answer = self._sample(ask, call, reply, served)
         return await self._send(request, endpoint, ask, _spoil(answer, fault, self.model), fault)
 

@@ -42,12 +42,14 @@ async def lost_once(home: Path, script: Callable[[Call], str], **more: str) -> t
     write_tasks(home / "tasks.jsonl", 1)
     settings = {"group_size": 1, "warm_sandboxes": 0, "max_concurrent_sandboxes": 1, "launcher": "oci", **more}
     async with ScriptedServer("vllm", script) as server:
+        server.at_most = 2
         async with running(
             *flags(home, server.base_url, **settings), directory=home, environ=environ()
         ) as started:
-            await until(lambda: len(server.log.completed) >= 2, "it works")
+            await until(lambda: len(server.log.completed) == 2, "it works")
             for pid in containers(home).values():
                 os.kill(pid, signal.SIGTERM)
+            server.at_most = None
             ended = await started.ended()
         assert ended.code == 0, ended.stderr
         return list(lines(home / "run/rollouts.jsonl")), len(server.log.completed)

@@ -141,11 +141,13 @@ async def test_branches_that_lose_their_boxes_go_on(home: Path) -> None:
         plain = await run(*flags(other, server.base_url, **how), directory=other, environ=environ())
         assert plain.code == 0, plain.stderr
         before = len(server.log.completed)
+        trunk = len(lines(other / "run/rollouts.jsonl")[0]["completions"])
+        server.at_most = before + trunk + 2
         async with running(*flags(home, server.base_url, **how), directory=home, environ=environ()) as started:
-            await until(lambda: outcomes(home / "run")["finished"] == 1, "the trunk has ended")
-            await until(lambda: len(containers(home)) == 2, "branches are under way")
+            await until(lambda: len(server.log.completed) == server.at_most, "both branches are under way")
             for pid in containers(home).values():
                 os.kill(pid, signal.SIGTERM)
+            server.at_most = None
             ended = await started.ended()
     assert ended.code == 0, ended.stderr
     assert essence(home / "run/groups.jsonl") == essence(other / "run/groups.jsonl")

@@ -13,10 +13,12 @@ import docker
 import pytest
 from docker.errors import NotFound
 
+from orchestrator.errors import LaunchError
 from orchestrator.launch.docker.request import VOLUME, runtime_volume
-from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_PROJECT, PROJECT
+from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.launch.runtime_folder import find_runtime
+from tests.integration.launch.probes import launcher_for, output_of, probed
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
@@ -73,11 +75,14 @@ def test_a_machine_that_only_has_the_image_takes_the_runtime_out_of_it(
 
 @pytest.mark.slow
 def test_an_engine_elsewhere_has_it_in_a_volume_that_is_filled_once(
-    engine: docker.APIClient, holder: str, tmp_path: Path
+    engine: docker.APIClient, holder: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("only root can hide its files from the Engine")
     hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(tmp_path))
+    # Else a `cleanup` of another test might remove the volume as there is no sandbox.
+    sandbox = engine.create_container(DEFAULT_IMAGE, ["-"], labels={LABEL_PROJECT: PROJECT, LABEL_RUN: "once"})
+    request.addfinalizer(lambda: engine.remove_container(sandbox))
     assert "started, confined and ready" in check(tmp_path, *hidden)
     filled = engine.inspect_container(holder)
     assert filled["State"]["Status"] == "created", "it never runs"
@@ -85,3 +90,20 @@ def test_an_engine_elsewhere_has_it_in_a_volume_that_is_filled_once(
     assert "started, confined and ready" in check(tmp_path, *hidden)
     assert engine.inspect_container(holder)["Id"] == filled["Id"], "once"
     assert engine.inspect_volume(holder)["Labels"] == {LABEL_PROJECT: PROJECT}
+
+
+@pytest.mark.slow
+async def test_a_run_finds_it_again_where_a_cleanup_removed_it(
+    engine: docker.APIClient, holder: str, probe: str, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.launch.docker.runtime._sees", lambda *_: False)
+    hello = "print('hello')"
+    async with launcher_for(run) as launcher:
+        async with probed(launcher, probe, hello) as sandbox:
+            assert "hello" in await output_of(engine, sandbox)
+        remove(engine, holder)
+        with pytest.raises(LaunchError, match="no such file or directory"):
+            async with probed(launcher, probe, hello):
+                pass
+        async with probed(launcher, probe, hello) as sandbox:
+            assert "hello" in await output_of(engine, sandbox)

@@ -175,6 +175,7 @@ def test_solved_at_re_tests_is_a_mean_over_the_data_set() -> None:
     assert mean(float(share.partition("%")[0]) for share in shares) == pytest.approx(37.5, abs=1.5)
 
 
+@pytest.mark.slow
 def test_a_policy_that_fails_on_purpose_shows_and_an_honest_one_does_not() -> None:
     def fails_easy_ones(task: str, drawn: int) -> float:
         """One in two, once it was seen to solve them: they come in every round then."""

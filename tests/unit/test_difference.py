@@ -200,6 +200,7 @@ def test_a_diff_makes_the_new_text_of_the_old_one(tmp_path: Path) -> None:
         assert (tmp_path / "file").read_bytes() == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "texts",
     [

@@ -221,6 +221,7 @@ def test_the_reward_is_the_score_where_the_grader_says_another(recorded: Path, j
     assert said["agent_result"]["metadata"]["grade"]["rewards"] == {"reward": 0.5}
 
 
+@pytest.mark.slow
 def test_what_is_hostile_stays_within_its_file(tmp_path: Path) -> None:
     write_synthetic_run(tmp_path / "run")
     record = tmp_path / "run" / "rollouts.jsonl"

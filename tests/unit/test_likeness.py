@@ -156,6 +156,7 @@ def test_a_program_that_is_really_run_twice() -> None:
     assert {"address", "time", "temporary name"} <= set(likeness(then, now) or ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     [

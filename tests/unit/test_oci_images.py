@@ -408,6 +408,7 @@ def test_zstd_is_refused_by_name(tmp_path: Path) -> None:
 DEEP = "/".join(1450 * ["n"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", [[], [file(".wh..wh..opq")]])
 def test_an_image_of_any_depth_can_be_replaced_and_removed(tmp_path: Path, then: list[Entry]) -> None:
     store = ImageStore(tmp_path / "store")
@@ -420,6 +421,7 @@ def test_an_image_of_any_depth_can_be_replaced_and_removed(tmp_path: Path, then:
     assert len(list((store.folder / "images").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_links_that_make_names_longer_cost_no_more_than_their_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,6 +464,7 @@ def test_an_impossible_size_is_refused(tmp_path: Path, kind: bytes, size: int) -
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_headers_of_one_entry_are_bounded_together(tmp_path: Path) -> None:
     """A map of a sparse file is read until it ends, whatever its entry's size."""
     numbers = b"900000\n" + b"1\n" * 900_000

@@ -136,6 +136,7 @@ def test_the_table_holds_the_tags_of_the_families_that_think() -> None:
     assert {"<think>", "[THINK]", "<seed:think>", "<reasoning>", "<|START_THINKING|>"} < known.keys()
 
 
+@pytest.mark.slow
 def test_many_thoughts_are_read_in_linear_time() -> None:
     took = []
     for many in (8_000, 64_000):

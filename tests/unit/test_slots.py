@@ -222,6 +222,7 @@ async def test_a_rollout_that_is_being_graded_holds_no_slot_back() -> None:
         scorer.go.set()
 
 
+@pytest.mark.slow
 async def test_tasks_are_read_when_they_are_needed() -> None:
     read: list[str] = []
 

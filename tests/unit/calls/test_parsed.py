@@ -260,6 +260,7 @@ def test_the_number_and_the_names_of_calls_count_and_ids_do_not() -> None:
 MANY = 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("format", "text"),

@@ -80,6 +80,7 @@ def test_the_stated_split_does_not_change_between_versions() -> None:
     assert [n for n in range(40) if held_out(f"task-{n}", 0.25)] == [11, 12, 15, 17, 29, 33, 34, 35, 37, 38]
 
 
+@pytest.mark.slow
 def test_tasks_are_counted_for_progress_without_those_that_are_bad() -> None:
     def endless() -> Iterator[Task | BadTask]:
         return (Task(f"t{n}", "?") for n in itertools.count())

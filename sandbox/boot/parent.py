@@ -14,8 +14,8 @@ packet:
     → {"root": [PLACE, ...]} and descriptors                    once, if it is rooted
     ← {"ready": MODULES} or {"unfit": WHY}                      once
     → {"fork": NAME, "agent": ..., "trees": [PLACE, ...]} and descriptors     `Request`
-    ← {"forked": NAME} and a pidfd, or {"refused": NAME, "why": TEXT}
-    ← {"ended": PROCESS_ID, "status": WAIT_STATUS}              as the box numbers processes
+    ← {"forked": NAME, "process": ID} and a pidfd, or {"refused": NAME, "why": TEXT}
+    ← {"ended": ID, "status": WAIT_STATUS}                      as the box numbers processes
 """
 
 import atexit
@@ -146,7 +146,9 @@ class Template:
             told = json.loads(message)
             request = Request(told["fork"], told["agent"], tuple(told["trees"]), descriptors)
             process = os.pidfd_open(os.getpid())
-            socket.send_fds(self._line, [json.dumps({"forked": request.name}).encode()], [process])
+            number = int(os.readlink("/proc/self"))  # of the box, whose /proc it is
+            message = json.dumps({"forked": request.name, "process": number}).encode()
+            socket.send_fds(self._line, [message], [process])
             self._handed.send(_TAKEN)
             for number in (process, self._go, self._processes):
                 os.close(number)

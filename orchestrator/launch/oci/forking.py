@@ -47,7 +47,6 @@ class ParentLine:
         self.names: dict[int, str] = {}  # of what was forked, by its number in the box
         self.is_ready = False
         self.is_answered = False  # whether it can be forked from
-        self.unnumbered: list[str] = []  # of what had ended before its number could be read
 
     def fileno(self) -> int:
         """-1: it is closed."""
@@ -80,7 +79,7 @@ class ParentLine:
         told: dict[str, Any] = json.loads(message)
         if "forked" not in told:
             return told
-        return Forked(told["forked"], *_numbers(descriptors[0]), descriptors[0])
+        return Forked(told["forked"], _number(descriptors[0]), told["process"], descriptors[0])
 
 
 class Fork:
@@ -287,10 +286,7 @@ class Forking:
             case Forked() as told:
                 forked = self._keeper.containers[told.name]
                 forked.pid, forked.fork.pidfd = told.pid, told.pidfd
-                if told.pid:
-                    parent.forks.names[told.inner] = told.name
-                else:
-                    parent.forks.unnumbered.append(told.name)
+                parent.forks.names[told.inner] = told.name
                 self._tell_if_started(forked, told.name)
             case {"ready": _}:
                 parent.forks.is_ready = True
@@ -300,11 +296,8 @@ class Forking:
             case {"refused": refused, "why": why}:
                 self._fail(self._keeper.containers[refused], refused, why)
             case {"ended": ended, "status": status}:
-                if ended in parent.forks.names:
+                if ended in parent.forks.names:  # else it has not said its name, and nobody knows it
                     self._ended(parent.forks.names.pop(ended), status)
-                elif parent.forks.unnumbered:
-                    self._ended(parent.forks.unnumbered.pop(0), status)
-                # Else it has not said its name, and nobody knows it.
 
     def answer_if_there(self, parent: Container) -> None:
         """It is ready; and the runtime, which may tell later than the parent itself, has told its number."""
@@ -388,11 +381,7 @@ def _enter_users(bundle: str, namespace: str) -> None:
         json.dump(config, file)  # it has become longer
 
 
-def _numbers(pidfd: int) -> tuple[int, int]:
-    """Of the process: here, and in the box that its own namespace of processes is in; 0: it has ended."""
+def _number(pidfd: int) -> int:
+    """Of the process, here; 0: it has ended."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
-        for entry in file:
-            name, _, value = entry.partition(":")
-            if name == "NSpid" and len(numbers := value.split()) > 2:
-                return int(numbers[0]), int(numbers[-2])
-    return 0, 0
+        return next((max(0, int(line.removeprefix("Pid:"))) for line in file if line.startswith("Pid:")), 0)

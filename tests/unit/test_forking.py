@@ -37,6 +37,7 @@ class Told:
         parent.call, parent.pid = PARENT_START, self.running.pid
         parent.forks = ParentLine()
         self.parent = socket.socket(fileno=parent.forks.theirs)
+        self.parent.setblocking(False)
         self.keeper.selector.register(
             parent.forks, selectors.EVENT_READ, lambda: self.keeper.forking._hear(parent, "parent")
         )
@@ -55,6 +56,17 @@ class Told:
 
     def say(self, *descriptors: int, **message: Any) -> None:
         socket.send_fds(self.parent, [json.dumps(message).encode()], descriptors)
+
+    def request(self) -> str | None:
+        """The next sandbox that the parent is asked for; None: for no other by now."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self.parent, 1 << 16, 64)
+        except BlockingIOError:
+            return None
+        for number in descriptors:
+            os.close(number)
+        name: str = json.loads(message)["fork"]
+        return name
 
     def hear(self) -> list[dict[str, Any]]:
         """What the keeper tells after it has read all that the parent said: its line first."""
@@ -116,6 +128,29 @@ def test_ends_that_the_keeper_is_late_to_hear_are_told_of_their_own_sandboxes(to
     told.say(ended=5, status=5 << 8)
     ends = {each["ended"]: each["status"] >> 8 for each in told.hear() if "ended" in each}
     assert ends == {"box": 5, "other": 6}
+
+
+def test_a_parent_that_is_late_has_few_requests_and_holds_up_nobody(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line holds some hundred: the keeper would wait for it, and it for the keeper, to read the ends."""
+    monkeypatch.setattr(forking.Forking, "_trees", lambda *given: {})
+    (told.folder / "state").mkdir()
+    (told.folder / "config.json").write_text('{"linux": {"resources": {}}, "mounts": []}')
+    started_s = time.monotonic()
+    for number in range(400):
+        start = {"start": f"box{number}", "bundle": str(told.folder), "from": "parent"}
+        told.keeper._start({"call": 100 + number, **start})
+    assert time.monotonic() - started_s < forking._ASKING_S
+    assert [told.request() for _ in range(5)] == ["box0", "box1", "box2", "box3", None]
+    told.say(refused="box0", why="no room")
+    told.keeper._remove(8, "box4")
+    assert {"call": 100, "error": "no room"} in (heard := told.hear())
+    assert [each for each in heard if each["call"] in (104, 8)] == [
+        {"call": 104, "error": "it is not wanted any more"},
+        {"call": 8, "existed": True},
+    ]
+    assert [told.request(), told.request()] == ["box5", None]
 
 
 def test_a_start_that_takes_too_long_ends_that_sandbox_alone(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,6 +288,8 @@ class Keeper:
             output = Output()
             output.tail = b"its control groups are still in use"
             self._deleted(name, 1, output)
+        elif container.fork is not None and not os.path.exists(state):  # its parent was not even asked for it
+            self._deleted(name, 0, Output())
         else:
             self._call(("delete", "--force", name), lambda status, output: self._deleted(name, status, output))
 

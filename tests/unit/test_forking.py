@@ -191,6 +191,20 @@ def test_one_whose_removal_was_asked_for_while_it_started_is_ended(
         assert process.wait(10) == -signal.SIGKILL
 
 
+def test_one_that_is_sealed_is_not_removed_before_it_is_known_which_process_it_is(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_number", lambda pidfd: 1)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        os.write(told.sealed, b"\n")
+        assert told.hear() == []
+        told.keeper._remove(8, "box")
+        assert told.hear() == []
+        told.say(os.pidfd_open(process.pid), forked="box", process=5)
+        assert told.hear() == [{"call": START, "pid": 1}]
+        assert process.wait(10) == -signal.SIGKILL
+
+
 def test_what_a_parent_has_told_while_nobody_listened_counts(told: Told) -> None:
     os.close(told.sealed)
     told.say(ended_process(), forked="box", process=5)

@@ -109,7 +109,7 @@ class Fork:
         self.parent, self.bundle = parent, bundle
         self.sealed = self.pidfd = -1
         self.due_s = math.inf
-        self.is_seen_ended = False
+        self.is_sealed = self.is_seen_ended = False
 
     def kill(self) -> None:
         """Its parent, which waits for it, tells of its end."""
@@ -229,14 +229,16 @@ class Forking:
                 os.set_blocking(writable, True)
                 fork.sealed, tell_sealed = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
                 opened.append(tell_sealed)
+                output, selector = container.output, self._keeper.selector
+                selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
+                selector.register(
+                    fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, wish.name)
+                )
                 line.ask(wish.name, wish.agent, trees, [file.fileno(), writable, tell_sealed, *in_groups])
         finally:
             for number in opened:
                 os.close(number)
         fork.due_s = time.monotonic() + STARTING_S
-        output, selector = container.output, self._keeper.selector
-        selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
-        selector.register(fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, wish.name))
 
     def _trees(self, config: Mapping[str, Any], bundle: str, image: str | None) -> dict[str, int]:
         """Detached mounts of all that the parent does not have itself, by place. Raises OSError."""
@@ -357,17 +359,15 @@ class Forking:
         if fork.sealed < 0:
             return
         self._keeper.selector.unregister(fork.sealed)
-        is_sealed = bool(os.read(fork.sealed, 1))
+        fork.is_sealed = bool(os.read(fork.sealed, 1))
         os.close(fork.sealed)
         fork.sealed = -1
-        if is_sealed:
-            container.starting = False
-            self._tell_if_started(container, name)
+        self._tell_if_started(container, name)
 
     def _tell_if_started(self, container: Container, name: str) -> None:
-        """When it is known that it is sealed, and which process it is."""
-        if container.fork.pidfd >= 0 and not container.starting:
-            container.fork.due_s = math.inf
+        """When it is known that it is sealed, and which process it is: before that, nobody can end it."""
+        if container.fork.pidfd >= 0 and container.fork.is_sealed:
+            container.starting, container.fork.due_s = False, math.inf
             try:
                 with open(os.path.join(container.fork.bundle, "pid"), "w") as file:  # as runtimes do it
                     file.write(str(container.pid))

@@ -126,10 +126,11 @@ class Template:
 
     def _fork(self, become: Become) -> None:
         """The child is pid 1 of its processes from its first moment."""
+        from sandbox.boot.entering import leave_namespaces
         from sandbox.pid1.filter import libc
 
         try:
-            libc("unshare", _NEW_PROCESSES)  # of children; this process stays where it is
+            leave_namespaces(_NEW_PROCESSES)  # of children; this process stays where it is
             if (pid := os.fork()) == 0:
                 self._be_child(become)
             self._handed.send(b"%d" % pid)

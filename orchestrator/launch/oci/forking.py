@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from orchestrator.launch.oci import groups, mounts
-from orchestrator.launch.oci.kept import Container, Keeping
+from orchestrator.launch.oci.kept import Container, Keeping, complaint
 
 ROOT = "root.json"  # the configuration of the sandboxes whose image a parent has as its root
 _RUNTIME = "/opt/sandbox"  # which the parent has itself
@@ -211,7 +211,7 @@ class Forking:
             try:
                 self._ask(line, container, wish)
             except OSError as error:
-                self._fail(container, wish.name, error.strerror or str(error))
+                self._fail(container, wish.name, complaint(error))
             else:
                 line.asked.add(wish.name)
 

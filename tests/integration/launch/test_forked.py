@@ -6,7 +6,9 @@ import asyncio
 import fcntl
 import os
 import re
+import resource
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -309,6 +311,42 @@ async def test_a_fork_that_the_kernel_refuses_costs_that_start_alone(many: Any) 
     limit.write_text(before)
     (second,) = await park(1)
     assert parent_of(second.pid) == parent
+    assert Path(f"/proc/{first.pid}").exists()
+
+
+def of_users_of(pid: int, setting: str, value: str = "") -> str:
+    """What a file of /proc/sys/user says in that process' user namespace; writes `value` to it then."""
+    write = f"; echo {value} > {setting}" if value else ""
+    entered = ["nsenter", "--user", f"--target={pid}", "sh", "-ec", f"cd /proc/sys/user; cat {setting}{write}"]
+    return subprocess.run(entered, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize("kind", ["pid", "net"])
+async def test_a_start_without_namespaces_says_what_to_do_and_costs_nothing_else(many: Any, kind: str) -> None:
+    _, park, _ = many
+    (first,) = await park(1)
+    before = of_users_of(parent_of(first.pid), f"max_{kind}_namespaces", "1")
+    with pytest.raises(LaunchError, match="no more namespaces .*max_pid_namespaces and the like"):
+        await park(1)
+    of_users_of(parent_of(first.pid), f"max_{kind}_namespaces", before)
+    (second,) = await park(1)
+    assert parent_of(second.pid) == parent_of(first.pid)
+    assert Path(f"/proc/{first.pid}").exists()
+
+
+async def test_a_keeper_without_descriptors_says_what_to_do_and_loses_nothing(many: Any) -> None:
+    _, park, _ = many
+    (first,) = await park(1)
+    keeper = parent_of(box_of(first.pid))
+    before = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
+    for free in range(0, 10, 3):
+        most = len(descriptors(keeper)) + free
+        resource.prlimit(keeper, resource.RLIMIT_NOFILE, (most, before[1]))
+        with pytest.raises(LaunchError, match=f"Too many open files .* may have {most}: raise `ulimit -n`"):
+            await park(1)
+    resource.prlimit(keeper, resource.RLIMIT_NOFILE, before)
+    (second,) = await park(1)
+    assert parent_of(box_of(second.pid)) == keeper
     assert Path(f"/proc/{first.pid}").exists()
 
 

@@ -326,7 +326,7 @@ async def test_a_start_without_namespaces_says_what_to_do_and_costs_nothing_else
     _, park, _ = many
     (first,) = await park(1)
     before = of_users_of(parent_of(first.pid), f"max_{kind}_namespaces", "1")
-    with pytest.raises(LaunchError, match="no more namespaces .*max_pid_namespaces and the like"):
+    with pytest.raises(LaunchError, match=r"no more namespaces .*max_pid_namespaces and the like"):
         await park(1)
     of_users_of(parent_of(first.pid), f"max_{kind}_namespaces", before)
     (second,) = await park(1)

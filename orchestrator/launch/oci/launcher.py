@@ -318,7 +318,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                     return  # `exited` says how
                 if not looks_left:
                     raise LaunchError(f"the sandbox cannot be inspected: {error.strerror}") from error
-        if problems and not await sandbox.has_ended(_ENDING_S):
+        if problems:
+            if await sandbox.has_ended(_ENDING_S):
+                return
             demand(problems)
         self._warn_of_cpu(clock)
 

@@ -26,6 +26,7 @@ from orchestrator.launch.oci import fork_bundles, parents
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.machine import why_no_forks
 from orchestrator.launch.oci.parent_ids import parent_ids
+from orchestrator.launch.oci.runtime import Runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.types import SandboxSpec
 from tests.fakes import oci_images
@@ -373,6 +374,28 @@ async def test_what_a_killed_keeper_left_is_removed_by_the_next(many: Any, tempo
                 await sandbox.exited()
     await stack.aclose()
     assert list(temporary.glob(f"{PREFIX}*/state/sandbox-*")) == []
+
+
+HOARD = "hoard = []\nwhile True:\n    hoard.append(bytearray(1 << 24))"
+
+
+@pytest.mark.parametrize("start", ["run", "fork"])
+async def test_one_short_of_memory_before_anybody_looked_at_it_is_told_so(
+    run: str, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Runtime.start
+
+    async def start_late(self: Runtime, name: str, *given: Any) -> int:
+        pid = await started(self, name, *given)
+        if name.startswith("sandbox-"):
+            await eventually(lambda: not Path(f"/proc/{pid}").exists())
+        return pid
+
+    monkeypatch.setattr(Runtime, "start", start_late)
+    async with oci_launcher_for(run, start=start) as launcher:
+        async with oci_probed(launcher, HOARD, memory_bytes=256 << 20) as sandbox:
+            ended = await sandbox.exited()
+    assert (ended.exit_code, ended.oom_killed) == (137, True)
 
 
 async def test_parents_are_renewed_and_the_old_one_ends_with_its_last_child(

@@ -29,6 +29,17 @@ def control_groups(pid: int, container: str, proc: Path = PROC) -> list[ControlG
     return [ControlGroup(names, _own(path, container)) for names, path in fields]
 
 
+def groups_beside_ours(name: str, proc: Path = PROC) -> list[ControlGroup]:
+    """Those that a container of this name has, or would have, whatever has become of its processes."""
+    lines = (proc / "self" / "cgroup").read_text().splitlines()
+    fields = [line.split(":", 2)[1:] for line in lines if line.count(":") >= 2]
+    folders = [beside(own) if not names and len(fields) == 1 else own for names, own in fields]
+    return [
+        ControlGroup(names, posixpath.join(folder, name).lstrip("/"))
+        for (names, _), folder in zip(fields, folders, strict=True)
+    ]
+
+
 def group_files(
     groups: list[ControlGroup], controller: str, v1_name: str, v2_name: str, cgroups: Path = CGROUPS
 ) -> Iterator[Path]:

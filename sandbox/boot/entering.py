@@ -6,6 +6,7 @@ then reads what became of it (`pid1.confinement`), as in any other sandbox. Only
 """
 
 import base64
+import errno
 import fcntl
 import json
 import os
@@ -96,11 +97,14 @@ def enter(request: Request) -> list[str]:
     """
     os.dup2(request.output, 1)
     os.dup2(request.output, 2)
-    for group in request.groups:
-        os.write(group, b"0")  # the right to was checked when the keeper opened it
+    try:
+        for group in request.groups:
+            os.write(group, b"0")  # the right to was checked when the keeper opened it
+    except OSError as error:
+        raise OSError(error.errno, f"a control group: {error.strerror}") from None
     config = json.loads(os.pread(request.configuration, MOST_BYTES, 0))
     process, linux = config["process"], config["linux"]
-    libc("unshare", _NEW)
+    leave_namespaces(_NEW)
     os.setsid()
     # The kernel counts keys for the real user, and lets one have 200: all siblings together would have them.
     os.setresuid(int(config["annotations"][OWNER]), 0, 0)
@@ -133,6 +137,17 @@ def enter(request: Request) -> list[str]:
     os.close(sealed)
     arguments: list[str] = process["args"]
     return arguments
+
+
+def leave_namespaces(kinds: int) -> None:
+    """For new ones. Raises OSError."""
+    try:
+        libc("unshare", kinds)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        what = "the kernel makes no more namespaces (see max_pid_namespaces and the like in /proc/sys/user)"
+        raise OSError(error.errno, what) from None
 
 
 def make_root(config: Mapping[str, Any], trees: Mapping[str, int]) -> None:
@@ -266,7 +281,8 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
     try:
         libc("mount", source and source.encode(), target.encode(), kind and kind.encode(), flags, data.encode())
     except OSError as error:
-        raise OSError(error.errno, f"mount of {kind or source or 'nothing new'} at {target}") from None
+        what = f"a mount of {kind or source or 'nothing new'} at {target}: {os.strerror(error.errno or 0)}"
+        raise OSError(error.errno, what) from None
 
 
 def _write(path: str, text: str) -> None:

@@ -14,8 +14,8 @@ packet:
     → {"root": [PLACE, ...]} and descriptors                    once, if it is rooted
     ← {"ready": MODULES} or {"unfit": WHY}                      once
     → {"fork": NAME, "agent": ..., "trees": [PLACE, ...]} and descriptors     `Request`
-    ← {"forked": NAME} and a pidfd, or {"refused": NAME, "why": TEXT}
-    ← {"ended": PROCESS_ID, "status": WAIT_STATUS}              as the box numbers processes
+    ← {"forked": NAME, "process": ID} and a pidfd, or {"refused": NAME, "why": TEXT}
+    ← {"ended": ID, "status": WAIT_STATUS}                      as the box numbers processes
 """
 
 import atexit
@@ -126,10 +126,11 @@ class Template:
 
     def _fork(self, become: Become) -> None:
         """The child is pid 1 of its processes from its first moment."""
+        from sandbox.boot.entering import leave_namespaces
         from sandbox.pid1.filter import libc
 
         try:
-            libc("unshare", _NEW_PROCESSES)  # of children; this process stays where it is
+            leave_namespaces(_NEW_PROCESSES)  # of children; this process stays where it is
             if (pid := os.fork()) == 0:
                 self._be_child(become)
             self._handed.send(b"%d" % pid)
@@ -146,7 +147,9 @@ class Template:
             told = json.loads(message)
             request = Request(told["fork"], told["agent"], tuple(told["trees"]), descriptors)
             process = os.pidfd_open(os.getpid())
-            socket.send_fds(self._line, [json.dumps({"forked": request.name}).encode()], [process])
+            number = int(os.readlink("/proc/self"))  # of the box, whose /proc it is
+            message = json.dumps({"forked": request.name, "process": number}).encode()
+            socket.send_fds(self._line, [message], [process])
             self._handed.send(_TAKEN)
             for number in (process, self._go, self._processes):
                 os.close(number)

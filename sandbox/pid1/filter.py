@@ -50,7 +50,8 @@ def libc(name: str, *arguments: object) -> int:
     """Calls a function of the C library that returns no number below 0. Raises OSError if it does."""
     number: int = _Function(dlsym(_loaded, name))(*arguments)
     if number < 0:
-        raise OSError(get_errno(), f"{name} {arguments[:1] if name == 'syscall' else ''}")
+        called = f"{name} {arguments[0]}" if name == "syscall" else name
+        raise OSError(error := get_errno(), f"{called}: {posix.strerror(error)}")
     return number
 
 

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
 
 from orchestrator.launch.oci import groups
+
+
+def test_on_a_full_disk_nothing_is_left_that_could_not_be_cleared(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"no place for what is remembered of it in .*box: File too large"):
+            groups.make_groups({"linux": {"resources": {}}}, str(tmp_path / "box"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from orchestrator.launch.hardening import MEASURE_NAMES, harden, writable_places
 from orchestrator.launch.names import CHANNEL_MOUNT
 from orchestrator.launch.oci import user_namespace as users
 from orchestrator.launch.oci.bundle import bundle
-from orchestrator.launch.oci.machine import advice, does_not_fit, missing_limits, runtime_version
+from orchestrator.launch.oci.machine import advice, does_not_fit, missing_limits, runtime_version, too_low_limits
 from orchestrator.launch.oci.program import own_options
 from orchestrator.launch.oci.runtime import told_by_runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
@@ -178,6 +178,12 @@ def test_what_is_waived_is_not_told(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, "0::/\n")
     assert len(missing_limits(proc=proc, cgroups=cgroups)) == 4
     assert missing_limits(frozenset({"memory", "swap", "cpus", "pids"}), proc=proc, cgroups=cgroups) == []
+
+
+def test_a_limit_that_cannot_be_set_is_told() -> None:
+    low, high = {"core": 0, "nofile": 10}, {"core": 0, "nofile": 1 << 40}
+    assert too_low_limits(low, forked=True) is None
+    assert "RLIMIT_NOFILE of 1099511627776" in (too_low_limits(high, forked=True) or "")
 
 
 def test_sizes_that_do_not_fit_and_old_runtimes_are_told() -> None:

@@ -12,19 +12,33 @@ import selectors
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from orchestrator.launch.oci import groups, mounts
-from orchestrator.launch.oci.kept import Container, Keeping
+from orchestrator.launch.oci.kept import Container, Keeping, complaint
 
 ROOT = "root.json"  # the configuration of the sandboxes whose image a parent has as its root
 _RUNTIME = "/opt/sandbox"  # which the parent has itself
 _MOST_BYTES = 1 << 16
 _SHARED = ("inotify_instances", "inotify_watches")
 _ASKING_S = 10.0  # a parent reads at once
+# Requests that a parent has and has not answered: it carries out one at a time. So few always fit into its line:
+# were both sides of that full, each would wait until the other one reads.
+MOST_ASKED = 4
 STARTING_S = 60.0  # as long as a call of the runtime may take
 _TELLING_S = 20.0  # a parent tells at once that a process has ended
+PARENT_ENDED = "its parent has ended"
+
+
+class Wish(NamedTuple):
+    """A sandbox that a parent is to be asked for."""
+
+    name: str
+    bundle: str
+    image: str | None
+    agent: Mapping[str, Any] | None
 
 
 class Forked(NamedTuple):
@@ -47,7 +61,8 @@ class ParentLine:
         self.names: dict[int, str] = {}  # of what was forked, by its number in the box
         self.is_ready = False
         self.is_answered = False  # whether it can be forked from
-        self.unnumbered: list[str] = []  # of what had ended before its number could be read
+        self.waiting: deque[Wish] = deque()  # until the parent has answered others
+        self.asked: set[str] = set()  # the names of those that it has not answered
 
     def fileno(self) -> int:
         """-1: it is closed."""
@@ -62,7 +77,10 @@ class ParentLine:
     ) -> None:
         """Asks for a sandbox. `descriptors`: as in `Request`, without the trees. Raises OSError."""
         told = json.dumps({"fork": name, "agent": agent, "trees": list(trees)}).encode()
-        socket.send_fds(self._line, [told], [*descriptors[:3], *trees.values(), *descriptors[3:]])
+        try:
+            socket.send_fds(self._line, [told], [*descriptors[:3], *trees.values(), *descriptors[3:]])
+        except ConnectionError:
+            raise OSError(0, PARENT_ENDED) from None
 
     def give_root(self, configuration: int, trees: Mapping[str, int]) -> None:
         """What the parent waits for first, if it is rooted. Raises OSError."""
@@ -80,7 +98,7 @@ class ParentLine:
         told: dict[str, Any] = json.loads(message)
         if "forked" not in told:
             return told
-        return Forked(told["forked"], *_numbers(descriptors[0]), descriptors[0])
+        return Forked(told["forked"], _number(descriptors[0]), told["process"], descriptors[0])
 
 
 class Fork:
@@ -91,7 +109,7 @@ class Fork:
         self.parent, self.bundle = parent, bundle
         self.sealed = self.pidfd = -1
         self.due_s = math.inf
-        self.is_seen_ended = False
+        self.is_sealed = self.is_seen_ended = False
 
     def kill(self) -> None:
         """Its parent, which waits for it, tells of its end."""
@@ -172,36 +190,55 @@ class Forking:
         image: str | None,
         agent: Mapping[str, Any] | None,
     ) -> None:
-        """Asks the parent; the sandbox is told of when it is sealed. `image`: the folder of its root; None: its
-        root is that of the container. `agent`: as in `mounts.AgentNamespace`."""
-        container.fork = fork = Fork(parent, bundle)
+        """Asks the parent, in its turn; the sandbox is told of when it is sealed. `image`: the folder of its root;
+        None: its root is that of the container. `agent`: as in `mounts.AgentNamespace`."""
+        container.fork = Fork(parent, bundle)
         source = self._keeper.containers.get(parent)
-        opened: list[int] = []
+        if source is None or not source.pid or source.forks.fileno() < 0:
+            self._fail(container, name, PARENT_ENDED)
+            return
+        source.forks.waiting.append(Wish(name, bundle, image, agent))
+        self._ask_next(source)
+
+    def _ask_next(self, parent: Container) -> None:
+        line = parent.forks
+        while line.waiting and len(line.asked) < MOST_ASKED:
+            wish: Wish = line.waiting.popleft()
+            container = self._keeper.containers[wish.name]
+            if container.removals:
+                self._fail(container, wish.name, "it is not wanted any more")
+                continue
+            try:
+                self._ask(line, container, wish)
+            except OSError as error:
+                self._fail(container, wish.name, complaint(error))
+            else:
+                line.asked.add(wish.name)
+
+    def _ask(self, line: ParentLine, container: Container, wish: Wish) -> None:
+        """Raises OSError."""
+        fork, opened = container.fork, list[int]()
         try:
-            if source is None or not source.pid:
-                raise OSError(0, "its parent has ended")
-            with open(os.path.join(bundle, "config.json"), "rb") as file:
+            with open(os.path.join(wish.bundle, "config.json"), "rb") as file:
                 config = json.load(file)
-                opened += (in_groups := groups.make_groups(config, os.path.join(self._keeper.state, name)))
-                trees = self._trees(config, bundle, image)
+                opened += (in_groups := groups.make_groups(config, os.path.join(self._keeper.state, wish.name)))
+                trees = self._trees(config, wish.bundle, wish.image)
                 opened += trees.values()
                 container.output.readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
                 opened.append(writable)
                 os.set_blocking(writable, True)
                 fork.sealed, tell_sealed = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
                 opened.append(tell_sealed)
-                source.forks.ask(name, agent, trees, [file.fileno(), writable, tell_sealed, *in_groups])
-        except OSError as error:
-            fork.close()
-            self._keeper.fail(name, error.strerror or str(error))
-            return
+                output, selector = container.output, self._keeper.selector
+                selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
+                selector.register(
+                    fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, wish.name)
+                )
+                line.ask(wish.name, wish.agent, trees, [file.fileno(), writable, tell_sealed, *in_groups])
         finally:
             for number in opened:
                 os.close(number)
         fork.due_s = time.monotonic() + STARTING_S
-        output, selector = container.output, self._keeper.selector
-        selector.register(output.readable, selectors.EVENT_READ, lambda: self._keeper.read_output(output))
-        selector.register(fork.sealed, selectors.EVENT_READ, lambda: self._hear_sealed(container, name))
 
     def _trees(self, config: Mapping[str, Any], bundle: str, image: str | None) -> dict[str, int]:
         """Detached mounts of all that the parent does not have itself, by place. Raises OSError."""
@@ -226,6 +263,7 @@ class Forking:
 
     def lose(self, parent: Container, name: str) -> None:
         """The parent has ended, and the kernel all that was forked from it. What it told before counts."""
+        parent.forks.waiting.clear()
         while parent.forks.fileno() >= 0:
             self._hear(parent, name)
         if not parent.forks.is_answered:
@@ -234,7 +272,7 @@ class Forking:
             if container.fork is None or container.fork.parent != name or container.has_ended:
                 continue
             if container.starting:
-                self._fail(container, each, "its parent has ended")
+                self._fail(container, each, PARENT_ENDED)
             elif container.fork.pidfd >= 0:
                 container.pid, container.has_ended = 0, True
                 self._keeper.tell(lost=each, said="the process that it was forked from has ended")
@@ -287,11 +325,9 @@ class Forking:
             case Forked() as told:
                 forked = self._keeper.containers[told.name]
                 forked.pid, forked.fork.pidfd = told.pid, told.pidfd
-                if told.pid:
-                    parent.forks.names[told.inner] = told.name
-                else:
-                    parent.forks.unnumbered.append(told.name)
+                parent.forks.names[told.inner] = told.name
                 self._tell_if_started(forked, told.name)
+                self._answered(parent, told.name)
             case {"ready": _}:
                 parent.forks.is_ready = True
                 self.answer_if_there(parent)
@@ -299,12 +335,14 @@ class Forking:
                 self._answer(parent, error=f"nothing can be forked: {why}", unfit=True)
             case {"refused": refused, "why": why}:
                 self._fail(self._keeper.containers[refused], refused, why)
+                self._answered(parent, refused)
             case {"ended": ended, "status": status}:
-                if ended in parent.forks.names:
+                if ended in parent.forks.names:  # else it has not said its name, and nobody knows it
                     self._ended(parent.forks.names.pop(ended), status)
-                elif parent.forks.unnumbered:
-                    self._ended(parent.forks.unnumbered.pop(0), status)
-                # Else it has not said its name, and nobody knows it.
+
+    def _answered(self, parent: Container, name: str) -> None:
+        parent.forks.asked.discard(name)
+        self._ask_next(parent)
 
     def answer_if_there(self, parent: Container) -> None:
         """It is ready; and the runtime, which may tell later than the parent itself, has told its number."""
@@ -321,17 +359,15 @@ class Forking:
         if fork.sealed < 0:
             return
         self._keeper.selector.unregister(fork.sealed)
-        is_sealed = bool(os.read(fork.sealed, 1))
+        fork.is_sealed = bool(os.read(fork.sealed, 1))
         os.close(fork.sealed)
         fork.sealed = -1
-        if is_sealed:
-            container.starting = False
-            self._tell_if_started(container, name)
+        self._tell_if_started(container, name)
 
     def _tell_if_started(self, container: Container, name: str) -> None:
-        """When it is known that it is sealed, and which process it is."""
-        if container.fork.pidfd >= 0 and not container.starting:
-            container.fork.due_s = math.inf
+        """When it is known that it is sealed, and which process it is: before that, nobody can end it."""
+        if container.fork.pidfd >= 0 and container.fork.is_sealed:
+            container.starting, container.fork.due_s = False, math.inf
             try:
                 with open(os.path.join(container.fork.bundle, "pid"), "w") as file:  # as runtimes do it
                     file.write(str(container.pid))
@@ -388,11 +424,7 @@ def _enter_users(bundle: str, namespace: str) -> None:
         json.dump(config, file)  # it has become longer
 
 
-def _numbers(pidfd: int) -> tuple[int, int]:
-    """Of the process: here, and in the box that its own namespace of processes is in; 0: it has ended."""
+def _number(pidfd: int) -> int:
+    """Of the process, here; 0: it has ended."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
-        for entry in file:
-            name, _, value = entry.partition(":")
-            if name == "NSpid" and len(numbers := value.split()) > 2:
-                return int(numbers[0]), int(numbers[-2])
-    return 0, 0
+        return next((max(0, int(line.removeprefix("Pid:"))) for line in file if line.startswith("Pid:")), 0)

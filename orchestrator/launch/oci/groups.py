@@ -26,10 +26,7 @@ def make_groups(config: Mapping[str, Any], state: str) -> list[int]:
     `state`: a folder that is made, and keeps what `clear` needs. Raises OSError; then `clear` is due, too."""
     path: str = config["linux"].get("cgroupsPath", "")
     groups = dict(_places(path)) if path else {}
-    os.mkdir(state)
-    os.chmod(state, 0o777)  # noqa: S103 - in a folder of the orchestrator's user alone, who may be another one
-    with open(os.path.join(state, _STATE), "w") as file:
-        json.dump({"forked": True, "cgroup_paths": groups}, file)
+    _remember(state, groups)
     limits = dict(_limits(config["linux"]["resources"]))
     descriptors: list[int] = []
     try:
@@ -51,6 +48,24 @@ def make_groups(config: Mapping[str, Any], state: str) -> list[int]:
             os.close(number)
         raise OSError(error.errno, f"a control group: {error.strerror}") from error
     return descriptors
+
+
+def _remember(state: str, groups: Mapping[str, str]) -> None:
+    """Whole or not at all: nobody could clear what is remembered in part."""
+    os.mkdir(state)
+    draft = os.path.join(state, "draft")
+    try:
+        os.chmod(state, 0o777)  # noqa: S103 - in a folder of the orchestrator's user alone, who may be another one
+        with open(draft, "w") as file:
+            json.dump({"forked": True, "cgroup_paths": groups}, file)
+        os.rename(draft, os.path.join(state, _STATE))
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
+        os.rmdir(state)
+        raise OSError(
+            error.errno, f"no place for what is remembered of it in {state}: {error.strerror}"
+        ) from error
 
 
 def clear(state: str) -> bool:

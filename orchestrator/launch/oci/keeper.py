@@ -39,7 +39,7 @@ if __name__ == "__main__":
     sys.path.append(__file__.rsplit(os.sep, 4)[0])
 
 from orchestrator.launch.oci import groups
-from orchestrator.launch.oci.kept import Container, Output
+from orchestrator.launch.oci.kept import Container, Output, complaint
 
 CALL_S = 60.0  # a runtime that takes longer is killed
 _LAST_S = 120.0  # when the orchestrator is gone: what is not removed by then is left to the reaper
@@ -143,7 +143,7 @@ class Keeper:
                 container.inodes = request["root"]["inodes"]
                 passed = self._make_root(bundle, request)
             except OSError as error:
-                self.fail(name, f"no writable root: {error.strerror}")
+                self.fail(name, f"no writable root: {complaint(error)}")
                 return
         if "from" in request:
             if passed >= 0:
@@ -156,7 +156,7 @@ class Keeper:
             try:
                 passed = self.forking.make_parent(container, name, bundle, **request["parent"])
             except OSError as error:
-                self.fail(name, f"no parent: {error.strerror}")
+                self.fail(name, f"no parent: {complaint(error)}")
                 return
         try:
             self._call(argv, lambda status, output: self._started(call, name, pid_file, status, output), passed)
@@ -288,6 +288,8 @@ class Keeper:
             output = Output()
             output.tail = b"its control groups are still in use"
             self._deleted(name, 1, output)
+        elif container.fork is not None and not os.path.exists(state):  # its parent was not even asked for it
+            self._deleted(name, 0, Output())
         else:
             self._call(("delete", "--force", name), lambda status, output: self._deleted(name, status, output))
 
@@ -388,7 +390,7 @@ class Keeper:
             finally:
                 os.close(writable)
         except OSError as error:  # no room for a process or a pipe, or the program is gone
-            output.tail = f"cannot start {argv[0]}: {error.strerror}".encode()
+            output.tail = f"cannot start {argv[0]}: {complaint(error)}".encode()
         if pid:
             self._running[pid] = time.monotonic() + CALL_S, lambda status: then(status, output)
         else:

@@ -1,7 +1,9 @@
 """What a keeper knows of its containers. Only the standard library is imported."""
 
 import contextlib
+import errno
 import os
+import resource
 import selectors
 from typing import Any, Protocol
 
@@ -52,6 +54,15 @@ class Container:
         self.users = contextlib.ExitStack()  # of a parent: what holds its user namespace
         self.forks: Any = None  # of a parent: its `forking.ParentLine`
         self.fork: Any = None  # of one that is forked: its `forking.Fork`
+
+
+def complaint(error: OSError) -> str:
+    """What is told of it, and what to do."""
+    text = error.strerror or str(error)
+    if error.errno in (errno.EMFILE, errno.ETOOMANYREFS):
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        text += f" (the process that watches sandboxes may have {most}: raise `ulimit -n`)"
+    return text
 
 
 class Keeping(Protocol):

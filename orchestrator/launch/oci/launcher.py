@@ -25,7 +25,7 @@ from orchestrator.launch.channels import make_owned_directory, remove_owned_dire
 from orchestrator.launch.container import ContainerLauncher
 from orchestrator.launch.contents import PYTHON, Contents, image_environment
 from orchestrator.launch.control_groups import path_beside_ours
-from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden, writable_places
+from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden
 from orchestrator.launch.listeners import serving
 from orchestrator.launch.names import is_gvisor, is_path
 from orchestrator.launch.oci.accounts import account, home
@@ -39,6 +39,7 @@ from orchestrator.launch.oci.machine import (
     missing_limits,
     missing_ranges,
     runtime_version,
+    too_low_limits,
     why_no_containers,
     why_no_forks,
 )
@@ -101,14 +102,14 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
 
     async def check(self, spec: SandboxSpec) -> None:
         """Raises EnvironmentUnusable; ConfigError for too little memory."""
-        writable_places(spec.memory_bytes, UidPair(0, 0))
+        limits = harden(spec, UidPair(0, 0), Path()).ulimits
         if reason := why_no_containers():
             raise EnvironmentUnusable(reason)
         if self._forks and (reason := why_no_forks(self._runtime_name)):
             raise EnvironmentUnusable(reason)
         version = await asyncio.to_thread(runtime_version, find_oci_runtime(self._runtime_name))
         demand([*missing_limits(self._waived), *missing_ranges(spec, self._waived)])
-        if problem := does_not_fit(spec):
+        if problem := does_not_fit(spec) or too_low_limits(limits, forked=self._forks):
             raise EnvironmentUnusable(problem)
         await self.check_image(spec)
         for line in advice(spec, self._max_sandboxes, version):
@@ -317,7 +318,9 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                     return  # `exited` says how
                 if not looks_left:
                     raise LaunchError(f"the sandbox cannot be inspected: {error.strerror}") from error
-        if problems and not await sandbox.has_ended(_ENDING_S):
+        if problems:
+            if await sandbox.has_ended(_ENDING_S):
+                return
             demand(problems)
         self._warn_of_cpu(clock)
 

@@ -1,8 +1,11 @@
 """What this machine lets an OCI runtime do: asked before a run."""
 
 import os
+import re
+import resource
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable
@@ -17,6 +20,7 @@ from orchestrator.types import SandboxSpec
 
 _VERSION_S = 20.0
 _REASON_CHARS = 300
+_CAP_SYS_RESOURCE = 24
 _CONTROLLERS = {"memory": "memory", "swap": "memory", "cpus": "cpu", "pids": "pids"}
 _SWAP_V1, _SWAP_V2 = "memory.memsw.limit_in_bytes", "memory.swap.max"
 NO_SWAP = "the kernel does not count swap (boot it with swapaccount=1)"
@@ -64,6 +68,25 @@ def why_no_forks(runtime: str) -> str | None:
     except EnvironmentUnusable as error:
         return str(error)
     return None
+
+
+def too_low_limits(ulimits: Mapping[str, int], *, forked: bool) -> str | None:
+    """Which limit of a sandbox is above the hard one of this process, which what it starts, or forks, may not
+    raise; None: none is."""
+    if not forked and _may_raise_limits():
+        return None
+    for name, most in ulimits.items():
+        _, hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
+        if hard != resource.RLIM_INFINITY and hard < most:
+            return (
+                f"a sandbox has a limit RLIMIT_{name.upper()} of {most}, and ours is {hard}: raise the hard limit"
+            )
+    return None
+
+
+def _may_raise_limits(proc: Path = PROC) -> bool:
+    capable = re.search(r"CapEff:\s*(\w+)", (proc / "self" / "status").read_text())
+    return capable is not None and bool(int(capable[1], 16) >> _CAP_SYS_RESOURCE & 1)
 
 
 def missing_limits(

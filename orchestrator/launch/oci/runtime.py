@@ -20,6 +20,7 @@ from orchestrator.launch.oci.keeper import CALL_S
 from orchestrator.launch.oci.program import environment
 from orchestrator.launch.oci.user_namespace import UserNamespace
 from orchestrator.rules.text import printable
+from orchestrator.rules.waits import running_timeout
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Runtime:
         self._keeper: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._heard_s = 0.0  # when the keeper last said anything (loop time), or was started
         self._calls = 0
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
@@ -114,6 +116,9 @@ class Runtime:
                     await self._keeper.wait()
             except TimeoutError:
                 log.warning("containers were not removed in %g s", _CLOSING_S)
+                with suppress(ProcessLookupError):
+                    self._keeper.kill()
+                await self._keeper.wait()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
@@ -126,12 +131,26 @@ class Runtime:
         self._answers[number] = answer
         try:
             writer.write(json.dumps({"call": number, **told}).encode() + b"\n")
-            async with asyncio.timeout(_ANSWER_S):
+            async with running_timeout(_ANSWER_S):
                 return await answer
         except TimeoutError:
+            self._end_stopped()
             raise SandboxLostError(f"the OCI runtime did not answer within {_ANSWER_S:g} s") from None
         finally:
             self._answers.pop(number, None)
+
+    def _end_stopped(self) -> None:
+        """A keeper that somebody has stopped, and that has said nothing for so long, may never go on. The next
+        call starts another one."""
+        keeper, silent_s = self._keeper, asyncio.get_running_loop().time() - self._heard_s
+        if (
+            keeper is not None
+            and keeper.returncode is None
+            and silent_s >= _ANSWER_S / 2
+            and is_stopped(keeper.pid)
+        ):
+            log.error("the process that watches sandboxes stands still (SIGSTOP): it is ended")
+            keeper.kill()
 
     async def _opened(self) -> asyncio.StreamWriter:
         async with self._opening:
@@ -152,6 +171,7 @@ class Runtime:
                     except OSError as error:
                         ours.close()
                         raise SandboxLostError(f"cannot start a process: {error.strerror}") from error
+                self._heard_s = asyncio.get_running_loop().time()
                 reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_LINE_BYTES)
                 self._reading = asyncio.create_task(self._read(reader, self._keeper), name="oci keeper")
             return self._writer
@@ -160,6 +180,7 @@ class Runtime:
         try:
             with suppress(OSError):
                 while line := await reader.readline():
+                    self._heard_s = asyncio.get_running_loop().time()
                     self._hear(json.loads(line))
         except (ValueError, LookupError, TypeError) as error:
             log.error("the process that watches sandboxes sent an invalid message: %r", error)
@@ -198,6 +219,13 @@ async def _last_words(keeper: asyncio.subprocess.Process) -> str:
     assert keeper.stderr is not None
     said = (await keeper.stderr.read()).decode("utf-8", "replace").strip().rpartition("\n")[2]
     return said or f"exit code {await keeper.wait()}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether this process of ours stands still."""
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
 
 
 def told_by_runtime(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.errors import SandboxLostError
 from orchestrator.launch.base import CommandEnd, SavedLayer
 from orchestrator.launch.container import ContainerSandbox, exit_of
-from orchestrator.launch.control_groups import control_groups, group_files
+from orchestrator.launch.control_groups import ControlGroup, control_groups, group_files, groups_beside_ours
 from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.difference import OPAQUE, OPAQUE_OF_USERS, walk
 from orchestrator.launch.oci.commands import command_end
@@ -52,7 +52,7 @@ class OciSandbox(ContainerSandbox):
         self.pid, self.begun_s = pid, begun_s
         with suppress(OSError):  # it has ended already
             groups = control_groups(pid, self.sandbox_id)
-            self.kills = next(group_files(groups, "memory", "memory.oom_control", "memory.events"), None)
+            self.kills = _kills(groups)
             self.used = next(group_files(groups, "memory", "memory.usage_in_bytes", "memory.current"), None)
         clock = CpuClock.of(pid, self.sandbox_id, os.cpu_count() or 1)
         # Nobody else can be asked.
@@ -82,6 +82,8 @@ class OciSandbox(ContainerSandbox):
         an end that is drawn again.
         """
         self.last_words = output
+        if self.kills is None:  # it has ended before anybody could ask which groups its pid 1 had
+            self.kills = _kills(groups_beside_ours(self.sandbox_id))
         code, out_of_memory = os.waitstatus_to_exitcode(status), self._killed_for_memory()
         deadly = -code if code < 0 else code - 128
         if deadly in _BY_OTHERS and not out_of_memory:
@@ -164,6 +166,10 @@ class OciSandbox(ContainerSandbox):
             return any(int(line.split()[1]) > 0 for line in lines if line.startswith("oom_kill "))
         except (OSError, ValueError, IndexError):
             return False
+
+
+def _kills(groups: list[ControlGroup]) -> Path | None:
+    return next(group_files(groups, "memory", "memory.oom_control", "memory.events"), None)
 
 
 def _mark() -> str:

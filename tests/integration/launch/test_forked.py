@@ -6,7 +6,9 @@ import asyncio
 import fcntl
 import os
 import re
+import resource
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -24,6 +26,7 @@ from orchestrator.launch.oci import fork_bundles, parents
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.machine import why_no_forks
 from orchestrator.launch.oci.parent_ids import parent_ids
+from orchestrator.launch.oci.runtime import Runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.types import SandboxSpec
 from tests.fakes import oci_images
@@ -312,6 +315,42 @@ async def test_a_fork_that_the_kernel_refuses_costs_that_start_alone(many: Any) 
     assert Path(f"/proc/{first.pid}").exists()
 
 
+def of_users_of(pid: int, setting: str, value: str = "") -> str:
+    """What a file of /proc/sys/user says in that process' user namespace; writes `value` to it then."""
+    write = f"; echo {value} > {setting}" if value else ""
+    entered = ["nsenter", "--user", f"--target={pid}", "sh", "-ec", f"cd /proc/sys/user; cat {setting}{write}"]
+    return subprocess.run(entered, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize("kind", ["pid", "net"])
+async def test_a_start_without_namespaces_says_what_to_do_and_costs_nothing_else(many: Any, kind: str) -> None:
+    _, park, _ = many
+    (first,) = await park(1)
+    before = of_users_of(parent_of(first.pid), f"max_{kind}_namespaces", "1")
+    with pytest.raises(LaunchError, match=r"no more namespaces .*max_pid_namespaces and the like"):
+        await park(1)
+    of_users_of(parent_of(first.pid), f"max_{kind}_namespaces", before)
+    (second,) = await park(1)
+    assert parent_of(second.pid) == parent_of(first.pid)
+    assert Path(f"/proc/{first.pid}").exists()
+
+
+async def test_a_keeper_without_descriptors_says_what_to_do_and_loses_nothing(many: Any) -> None:
+    _, park, _ = many
+    (first,) = await park(1)
+    keeper = parent_of(box_of(first.pid))
+    before = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
+    for free in range(0, 10, 3):
+        most = len(descriptors(keeper)) + free
+        resource.prlimit(keeper, resource.RLIMIT_NOFILE, (most, before[1]))
+        with pytest.raises(LaunchError, match=f"Too many open files .* may have {most}: raise `ulimit -n`"):
+            await park(1)
+    resource.prlimit(keeper, resource.RLIMIT_NOFILE, before)
+    (second,) = await park(1)
+    assert parent_of(box_of(second.pid)) == keeper
+    assert Path(f"/proc/{first.pid}").exists()
+
+
 @pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_a_parent_that_stands_still_costs_a_start_and_its_sandboxes(many: Any) -> None:
@@ -335,6 +374,28 @@ async def test_what_a_killed_keeper_left_is_removed_by_the_next(many: Any, tempo
                 await sandbox.exited()
     await stack.aclose()
     assert list(temporary.glob(f"{PREFIX}*/state/sandbox-*")) == []
+
+
+HOARD = "hoard = []\nwhile True:\n    hoard.append(bytearray(1 << 24))"
+
+
+@pytest.mark.parametrize("start", ["run", "fork"])
+async def test_one_short_of_memory_before_anybody_looked_at_it_is_told_so(
+    run: str, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Runtime.start
+
+    async def start_late(self: Runtime, name: str, *given: Any) -> int:
+        pid = await started(self, name, *given)
+        if name.startswith("sandbox-"):
+            await eventually(lambda: not Path(f"/proc/{pid}").exists())
+        return pid
+
+    monkeypatch.setattr(Runtime, "start", start_late)
+    async with oci_launcher_for(run, start=start) as launcher:
+        async with oci_probed(launcher, HOARD, memory_bytes=256 << 20) as sandbox:
+            ended = await sandbox.exited()
+    assert (ended.exit_code, ended.oom_killed) == (137, True)
 
 
 async def test_parents_are_renewed_and_the_old_one_ends_with_its_last_child(

@@ -81,13 +81,14 @@ class Template:
             self._give_up(why)
         with nullcontext() if held is None else _nothing_at_exit():
             with PackedImports():
-                import sandbox.boot.entering
-                import sandbox.pid1.command
-                import sandbox.pid1.service  # noqa: F401 - children find these imported
+                import sandbox.boot.entering  # noqa: F401 - children find it imported
                 from sandbox import held as found
                 from sandbox.boot.imported import imported
+
+                become = imported(for_forks=True)
+                from sandbox.boot.rehearsal import rehearse_here
                 from sandbox.boot.settling import settle
-            become = imported(rehearsed=True)
+            rehearse_here()
         found.python = held
         if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go, self._processes}):
             self._give_up(why)
@@ -251,7 +252,7 @@ def _run(arguments: list[str], supervise: Become) -> int:
     from sandbox.pid1 import command, service
 
     at = next((n for n, text in enumerate(arguments) if text.startswith(_OURS)), 0)
-    sys.argv[:] = arguments[at:]
+    sys.argv[:], sys.orig_argv[:] = arguments[at:], arguments
     match arguments[at].removeprefix(_OURS):
         case "__main__.py":
             return supervise(arguments[at + 1 :])

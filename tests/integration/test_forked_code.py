@@ -20,11 +20,12 @@ CODE = """Here.
 import sys
 MODULES = sorted(sys.modules)
 LATE = [name for name in MODULES if type(sys.modules[name]).__name__ == "_LazyModule"]
-import json, os
+import inspect, json, os
 import heavy
 kept = ["SigBlk", "SigIgn", "SigCgt", "CapEff", "Seccomp", "NoNewPrivs"]
 status = dict(line.rstrip().split(":", 1) for line in open("/proc/self/status"))
 of_python = [heavy.ANSWER, sys.path, dict(os.environ), os.getcwd(), sys.argv, MODULES, LATE]
+of_python += [len(inspect.stack()), sys.getrecursionlimit()]
 of_python.append(["UID" if word.isdigit() else word for word in sys.orig_argv])
 final_answer(json.dumps([*of_python, {name: status[name] for name in kept}]))
 </code>"""
@@ -41,7 +42,7 @@ async def answer(home: Path, start: str, base_url: str, image: str) -> str:
     return str(line["answer"])
 
 
-async def test_modules_paths_variables_arguments_and_signals_are_the_same(home: Path) -> None:
+async def test_modules_paths_variables_arguments_signals_and_depth_are_the_same(home: Path) -> None:
     image = image_with(home, module("heavy/__init__.py", "ANSWER = 'of the image'"))
     async with ScriptedServer("vllm", always(CODE)) as server:
         forked, run_alone = [await answer(home, start, server.base_url, image) for start in ("fork", "run")]

@@ -373,8 +373,8 @@ def _template(line: socket.socket) -> Template | None:
 
 
 def main() -> int:
-    """0: the server has ended. Pid 1's work is called from here, as deep as from `sandbox.__main__` where nothing is
-    forked: a model's code sees how much of the recursion limit is left.
+    """0: the server has ended. Pid 1's work is called from here, as deep as from `sandbox.__main__` where nothing
+    is forked: a model's code sees how much of the recursion limit is left.
     """
     line = socket.socket(fileno=LINE)
     made: Template | None

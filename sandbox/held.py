@@ -25,6 +25,7 @@ _SETTINGS = (
 )
 _STANDARD = f"{os.path.dirname(os.__file__)}/"
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where that of ours lies
+_INTERRUPTED, _UNWRITTEN = -2, 120  # by Ctrl-C, as in `_status_of`; Python's exit code where output is lost
 _CLOSING_S = 1.0  # that Python waits at its end for a file that another thread writes to
 _LIVING = {"sys", "builtins", "__main__", "threading"}  # whose state is this process', or put back by name
 
@@ -71,6 +72,8 @@ class Held:
             self._restore(environment)
             self._begun.append(True)
             status = _status_of(lambda: run_program(program))
+            if status == _INTERRUPTED:
+                _end_interrupted()
         finally:
             os._exit(status)
 
@@ -166,7 +169,7 @@ python: "Held | None" = None  # in a sandbox that was forked from where modules 
 
 
 def _status_of(run: "Callable[[], None]") -> int:
-    """Runs it, and what Python does at its end. Returns the exit code."""
+    """Runs it, and what Python does at its end. Returns the exit code, or _INTERRUPTED."""
     import atexit
     import contextlib
     import threading
@@ -176,28 +179,86 @@ def _status_of(run: "Callable[[], None]") -> int:
         try:
             run()
         except SystemExit as end:
-            if isinstance(end.code, int):
-                status = end.code & 0xFF
-            elif end.code is not None:
-                print(end.code, file=sys.stderr)
-                status = 1
+            status = _exit_code(end)
         except BaseException as error:
-            status = 130 if isinstance(error, KeyboardInterrupt) else 1
             trace = error.__traceback__
             while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
                 trace = trace.tb_next
-            sys.excepthook(type(error), error, trace)
+            status = _tell(error.with_traceback(trace))
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
         atexit._run_exitfuncs()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            if not getattr(stream, "closed", stream is None):
-                stream.flush()
+        if not _flush_standard():
+            status = _UNWRITTEN
         closing = threading.Thread(target=_close_files, daemon=True)
         with contextlib.suppress(RuntimeError):  # no room for a thread
             closing.start()
             closing.join(_CLOSING_S)
     return status
+
+
+def _exit_code(end: SystemExit) -> int:
+    """What is no number is printed."""
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF if -(1 << 63) <= end.code < 1 << 63 else 0xFF
+    try:
+        text = str(end.code)
+    except BaseException:
+        text = ""
+    print(text, file=sys.stderr)
+    return 1
+
+
+def _tell(error: BaseException) -> int:
+    """Has `sys.excepthook` print it. Returns the exit code, or _INTERRUPTED."""
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        print("sys.excepthook is missing, printing exception to stderr", file=sys.stderr)
+        hook = sys.__excepthook__
+    try:
+        hook(type(error), error, error.__traceback__)
+    except SystemExit as end:
+        return _exit_code(end)
+    except BaseException as another:
+        another.__context__ = None
+        print("Error in sys.excepthook:", file=sys.stderr)
+        _show(another)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _flush_standard() -> bool:
+    """Whether both outputs could be written. Says why, as Python does, if it is the first."""
+    is_written = True
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name, None)
+        try:
+            if not getattr(stream, "closed", stream is None):
+                stream.flush()
+        except BaseException as error:
+            if name == "stdout":
+                print("Exception ignored on flushing sys.stdout:", file=sys.stderr)
+                _show(error)
+            is_written = False
+    return is_written
+
+
+def _show(error: BaseException) -> None:
+    """Without the function that has caught it."""
+    trace = error.__traceback__
+    error = error.with_traceback(None if trace is None else trace.tb_next)
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _end_interrupted() -> None:
+    """As Python ends that was interrupted: whoever waits for it learns that it was."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _close_files() -> None:

@@ -32,7 +32,7 @@ CAPABILITIES = ("SETGID", "SETUID")
 # All are named here, as an old Engine's own list lacks some. The fourth line hides facts about the host.
 MASKED_PATHS = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
-    *("/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
+    *("/proc/key-users", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
     *("/sys/devices/virtual/powercap", "/sys/firmware"),
     *("/proc/cmdline", "/proc/diskstats", "/proc/modules", "/proc/partitions"),
 )

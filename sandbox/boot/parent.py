@@ -27,6 +27,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 LINE = 3
@@ -73,21 +74,23 @@ class Template:
         except OSError as error:
             sys.exit(f"no root of its image: {error.strerror or error}")  # another try may have one
 
-    def run(self, held: "Held | None" = None) -> NoReturn:
-        """Ends with its server. `held`: what programs find imported."""
+    def run(self, held: "Held | None" = None) -> Become:
+        """Returns in what is forked alone, what takes the arguments of its pid 1. Ends with its server. `held`:
+        what programs find imported."""
         from sandbox.boot.packed import PackedImports
 
         if held is not None and (why := unforkable()):
             self._give_up(why)
         with nullcontext() if held is None else _nothing_at_exit():
             with PackedImports():
-                import sandbox.boot.entering
-                import sandbox.pid1.command
-                import sandbox.pid1.service  # noqa: F401 - children find these imported
+                import sandbox.boot.entering  # noqa: F401 - children find it imported
                 from sandbox import held as found
                 from sandbox.boot.imported import imported
+
+                become = imported(for_forks=True)
+                from sandbox.boot.rehearsal import rehearse_here
                 from sandbox.boot.settling import settle
-            become = imported(rehearsed=True)
+            rehearse_here()
         found.python = held
         if why := unfit({0, 1, 2, LINE, self._handed.fileno(), self._go, self._processes}):
             self._give_up(why)
@@ -96,14 +99,14 @@ class Template:
         _tell(self._line, {"ready": len(sys.modules)})
         # Whatever is allocated here is freed again before the next fork.
         while told := os.read(self._go, 1):
-            if told == _FORK:
-                self._fork(become)
-            else:
+            if told != _FORK:
                 self._handed.send(b"%b%d %d" % (_ENDED, *os.waitpid(-1, 0)))
+            elif self._is_forked():
+                return become
         os._exit(0)
 
-    def run_holding(self, uid: int, gid: int, path: str, modules: Sequence[str]) -> NoReturn:
-        """With these modules, imported as that user. `path`: the value of PYTHONPATH. Ends with its server."""
+    def run_holding(self, uid: int, gid: int, path: str, modules: Sequence[str]) -> Become:
+        """As `run`, with these modules, imported as that user. `path`: the value of PYTHONPATH."""
         sys.path.insert(0, _APP)
         from sandbox.boot.preloaded import Unheld, hold
 
@@ -118,54 +121,66 @@ class Template:
         except (Unheld, OSError) as error:
             self._give_up(str(error))
         held.set_aside()
-        self.run(held)
+        return self.run(held)
 
     def _give_up(self, why: str) -> NoReturn:
         _tell(self._line, {"unfit": why})
         os._exit(1)
 
-    def _fork(self, become: Become) -> None:
-        """The child is pid 1 of its processes from its first moment."""
+    def _is_forked(self) -> bool:
+        """True in the child, which is pid 1 of its processes from its first moment."""
         from sandbox.boot.entering import leave_namespaces
         from sandbox.pid1.filter import libc
 
         try:
             leave_namespaces(_NEW_PROCESSES)  # of children; this process stays where it is
             if (pid := os.fork()) == 0:
-                self._be_child(become)
+                return True
             self._handed.send(b"%d" % pid)
         except OSError as error:
             self._handed.send((error.strerror or "nobody knows why").encode())
         libc("setns", self._processes, _NEW_PROCESSES)
+        return False
 
-    def _be_child(self, become: Become) -> NoReturn:
+    def enter(self) -> list[str]:
+        """The child gets its request, and enters its sandbox. Returns the command line of what is to run there."""
         from sandbox.boot.entering import Request, enter
 
-        status = EXIT_BROKEN
+        message, descriptors, _, _ = socket.recv_fds(self._handed, _MOST_BYTES, _MOST_DESCRIPTORS)
+        told = json.loads(message)
+        request = Request(told["fork"], told["agent"], tuple(told["trees"]), descriptors)
+        process = os.pidfd_open(os.getpid())
+        box_number = int(os.readlink("/proc/self"))  # of the box, whose /proc it is
+        message = json.dumps({"forked": request.name, "process": box_number}).encode()
+        socket.send_fds(self._line, [message], [process])
+        self._handed.send(_TAKEN)
+        for number in (process, self._go, self._processes):
+            os.close(number)
+        self._line.close()
+        self._handed.close()
+        return enter(request)
+
+
+class Child:
+    """What is forked from a template. As a context: this process ends there, however that is left. `status`: its
+    exit code."""
+
+    def __init__(self) -> None:
+        self.status = EXIT_BROKEN
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> NoReturn:
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._handed, _MOST_BYTES, _MOST_DESCRIPTORS)
-            told = json.loads(message)
-            request = Request(told["fork"], told["agent"], tuple(told["trees"]), descriptors)
-            process = os.pidfd_open(os.getpid())
-            number = int(os.readlink("/proc/self"))  # of the box, whose /proc it is
-            message = json.dumps({"forked": request.name, "process": number}).encode()
-            socket.send_fds(self._line, [message], [process])
-            self._handed.send(_TAKEN)
-            for number in (process, self._go, self._processes):
-                os.close(number)
-            self._line.close()
-            self._handed.close()
-            status = _run(enter(request), become)
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            if isinstance(error, SystemExit):
+                self.status = error.code if isinstance(error.code, int) else 1
+            elif error is not None:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
         finally:
-            try:
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(status)
+            os._exit(self.status)
 
 
 class Server:
@@ -249,21 +264,20 @@ class Server:
         self._done()
 
 
-def _run(arguments: list[str], supervise: Become) -> int:
-    """Does what Python would with this command line, if it is one of ours; executes any other."""
+def _program(arguments: list[str], supervise: Become) -> Callable[[], int]:
+    """What does as Python would with this command line, if it is one of ours; else what executes it."""
     from sandbox.pid1 import command, service
 
     at = next((n for n, text in enumerate(arguments) if text.startswith(_OURS)), 0)
-    sys.argv[:] = arguments[at:]
+    sys.argv[:], sys.orig_argv[:] = arguments[at:], arguments
     match arguments[at].removeprefix(_OURS):
         case "__main__.py":
-            return supervise(arguments[at + 1 :])
+            return partial(supervise, arguments[at + 1 :])
         case "pid1/__main__.py":
-            command.main()
+            return command.main
         case "pid1/service.py":
-            service.main()
-    os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted
-    raise AssertionError("none of these returns")
+            return service.main
+    return partial(os.execv, arguments[0], arguments)
 
 
 def unfit(own: set[int]) -> str:
@@ -336,12 +350,8 @@ def _leave_low_numbers() -> None:
             os.waitpid(passing, 0)
 
 
-def main() -> int:
-    """0: the keeper has hung up, or the template has ended."""
-    line = socket.socket(fileno=LINE)
-    if sys.argv[1:2] == [_TEMPLATE]:
-        inner, wake, uid, gid = map(int, sys.argv[2:6])
-        Template(line, socket.socket(fileno=inner), wake).run_holding(uid, gid, sys.argv[6], sys.argv[7:])
+def _template(line: socket.socket) -> Template | None:
+    """Forks the template. None: in the server, when the keeper has hung up, or the template has ended."""
     root: tuple[list[str], list[int]] | None = None
     if _ROOTED in sys.argv:
         message, descriptors, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_DESCRIPTORS)
@@ -353,14 +363,36 @@ def main() -> int:
         handing.close()
         os.close(go)
         made = Template(line, handed, going)
-        made.run() if root is None else made.be_rooted(*root)
+        if root is not None:
+            made.be_rooted(*root)
+        return made
     for number in [] if root is None else root[1]:
         os.close(number)
     os.close(going)
     template_there = os.pidfd_open(template)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how the template ends, or what loses its parent
     Server(line, template_there, handing, handed, go).serve()
-    return 0
+    return None
+
+
+def main() -> int:
+    """0: the server has ended. Pid 1's work is called from here, as deep as from `sandbox.__main__` where nothing
+    is forked: a model's code sees how much of the recursion limit is left.
+    """
+    line = socket.socket(fileno=LINE)
+    made: Template | None
+    if sys.argv[1:2] == [_TEMPLATE]:
+        inner, wake, uid, gid = map(int, sys.argv[2:6])
+        made = Template(line, socket.socket(fileno=inner), wake)
+        become = made.run_holding(uid, gid, sys.argv[6], sys.argv[7:])
+    elif (made := _template(line)) is None:
+        return 0
+    else:
+        become = made.run()
+    with Child() as child:
+        program = _program(made.enter(), become)
+        child.status = program()
+    raise AssertionError("it ends there")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,15 @@ MAX_MOUNTS = 200  # mounts, or devices, to report; a sandbox has some forty
 
 # Places that show the machine, or through which a sandbox could use up what all sandboxes share.
 _READABLE = (
-    *("/proc/acpi", "/proc/cmdline", "/proc/diskstats", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
-    *("/proc/modules", "/proc/partitions", "/proc/sched_debug", "/proc/timer_list"),
+    *("/proc/acpi", "/proc/cmdline", "/proc/diskstats", "/proc/interrupts", "/proc/kcore"),
+    *(
+        "/proc/key-users",
+        "/proc/keys",
+        "/proc/modules",
+        "/proc/partitions",
+        "/proc/sched_debug",
+        "/proc/timer_list",
+    ),
     *("/sys/devices/virtual/powercap", "/sys/firmware"),
 )
 _WRITABLE = ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/irq/default_smp_affinity")

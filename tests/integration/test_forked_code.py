@@ -17,11 +17,16 @@ _WHY_NOT = oci_images.why_not() or why_no_forks("runc")
 pytestmark = [pytest.mark.docker, pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")]
 CODE = """Here.
 <code>
-import json, os, sys
+import sys
+MODULES = sorted(sys.modules)
+LATE = [name for name in MODULES if type(sys.modules[name]).__name__ == "_LazyModule"]
+import inspect, json, os
 import heavy
 kept = ["SigBlk", "SigIgn", "SigCgt", "CapEff", "Seccomp", "NoNewPrivs"]
 status = dict(line.rstrip().split(":", 1) for line in open("/proc/self/status"))
-of_python = [heavy.ANSWER, sys.path, dict(os.environ), os.getcwd(), sys.argv]
+of_python = [heavy.ANSWER, sys.path, dict(os.environ), os.getcwd(), sys.argv, MODULES, LATE]
+of_python += [len(inspect.stack()), sys.getrecursionlimit()]
+of_python.append(["UID" if word.isdigit() else word for word in sys.orig_argv])
 final_answer(json.dumps([*of_python, {name: status[name] for name in kept}]))
 </code>"""
 
@@ -37,7 +42,7 @@ async def answer(home: Path, start: str, base_url: str, image: str) -> str:
     return str(line["answer"])
 
 
-async def test_packages_of_the_image_paths_variables_and_signals_are_the_same(home: Path) -> None:
+async def test_modules_paths_variables_arguments_signals_and_depth_are_the_same(home: Path) -> None:
     image = image_with(home, module("heavy/__init__.py", "ANSWER = 'of the image'"))
     async with ScriptedServer("vllm", always(CODE)) as server:
         forked, run_alone = [await answer(home, start, server.base_url, image) for start in ("fork", "run")]

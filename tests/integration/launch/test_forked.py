@@ -217,6 +217,17 @@ async def test_no_user_has_the_keys_of_all_siblings(many: Any) -> None:
     assert all(keys[sandbox.uids.runner] for sandbox in siblings)
 
 
+async def test_no_sandbox_is_told_the_users_of_its_siblings(run: str, many: Any) -> None:
+    _, park, _ = many
+    (other,) = await park(1)
+    told = "import sys\nprint([open('/proc/' + name).read() for name in ('keys', 'key-users')], file=sys.stderr)"
+    async with oci_launcher_for(run, start="fork") as launcher:
+        async with oci_probed(launcher, told) as sandbox:
+            assert re.search(rf"^ *{other.uids.runner}:", Path("/proc/key-users").read_text(), re.MULTILINE)
+            await sandbox.exited()
+    assert sandbox.last_words == "['', '']"
+
+
 async def test_the_agents_thread_of_a_parked_sandbox_sleeps(many: Any) -> None:
     """Thousands of parked sandboxes must not take the CPUs from those that work: gRPC would wake it ten times a
     second."""

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.launch.oci import forking
-from orchestrator.launch.oci.forking import Fork, ParentLine
+from orchestrator.launch.oci import forking, parent_line
+from orchestrator.launch.oci.forking import Fork
 from orchestrator.launch.oci.keeper import Keeper
 from orchestrator.launch.oci.kept import Container
+from orchestrator.launch.oci.parent_line import ParentLine
 
 START, PARENT_START = 7, 3
 BROKEN = 70 << 8
@@ -141,7 +142,7 @@ def test_a_parent_that_is_late_has_few_requests_and_holds_up_nobody(
     for number in range(400):
         start = {"start": f"box{number}", "bundle": str(told.folder), "from": "parent"}
         told.keeper._start({"call": 100 + number, **start})
-    assert time.monotonic() - started_s < forking._ASKING_S
+    assert time.monotonic() - started_s < parent_line.ASKING_S
     assert [told.request() for _ in range(5)] == ["box0", "box1", "box2", "box3", None]
     told.say(refused="box0", why="no room")
     told.keeper._remove(8, "box4")
@@ -154,7 +155,7 @@ def test_a_parent_that_is_late_has_few_requests_and_holds_up_nobody(
 
 
 def test_a_start_that_takes_too_long_ends_that_sandbox_alone(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "_number", lambda pidfd: 1)
+    monkeypatch.setattr(parent_line, "_number", lambda pidfd: 1)
     with subprocess.Popen(["sleep", "60"]) as process:
         told.say(os.pidfd_open(process.pid), forked="box", process=5)
         assert told.hear() == []
@@ -167,7 +168,7 @@ def test_a_start_that_takes_too_long_ends_that_sandbox_alone(told: Told, monkeyp
 
 
 def test_one_whose_number_cannot_be_written_down_is_ended(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "_number", lambda pidfd: 1)
+    monkeypatch.setattr(parent_line, "_number", lambda pidfd: 1)
     told.box.fork.bundle = "/no/such/folder"
     with subprocess.Popen(["sleep", "60"]) as process:
         os.write(told.sealed, b"\n")
@@ -181,7 +182,7 @@ def test_one_whose_number_cannot_be_written_down_is_ended(told: Told, monkeypatc
 def test_one_whose_removal_was_asked_for_while_it_started_is_ended(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "_number", lambda pidfd: 1)
+    monkeypatch.setattr(parent_line, "_number", lambda pidfd: 1)
     told.keeper._remove(8, "box")
     with subprocess.Popen(["sleep", "60"]) as process:
         os.write(told.sealed, b"\n")
@@ -194,7 +195,7 @@ def test_one_whose_removal_was_asked_for_while_it_started_is_ended(
 def test_one_that_is_sealed_is_not_removed_before_it_is_known_which_process_it_is(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "_number", lambda pidfd: 1)
+    monkeypatch.setattr(parent_line, "_number", lambda pidfd: 1)
     with subprocess.Popen(["sleep", "60"]) as process:
         os.write(told.sealed, b"\n")
         assert told.hear() == []
@@ -234,7 +235,7 @@ def test_a_parent_that_tells_nothing_is_ended(told: Told, is_forked: bool) -> No
 def test_the_end_of_what_is_killed_is_awaited_for_a_bounded_time(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "_number", lambda pidfd: 1)
+    monkeypatch.setattr(parent_line, "_number", lambda pidfd: 1)
     os.write(told.sealed, b"\n")
     told.say(ended_process(), forked="box", process=5)
     assert told.hear() == [{"call": START, "pid": 1}]
